@@ -1,4 +1,4 @@
-"""A small GPT: the model that the examples train. Nothing in it knows of npydata."""
+"""A small GPT: the model that the examples train. It does not depend on npydata."""
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 class GPT(nn.Module):
     """A decoder-only transformer with learned positions and pre-norm blocks.
 
-    ``model(tokens)`` takes token ids, int64 ``(batch, length)`` with a length of ``context`` at
-    most, and returns logits ``(batch, length, vocab_size)`` for the token after each position.
+    ``model(tokens)`` takes token ids, int64 ``(batch, length)`` of length ``context`` at most, and
+    returns logits ``(batch, length, vocab_size)`` for the token after each position.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Look back at earlier positions, then think about what was found."""
+    """A transformer block: attention to earlier positions, then an MLP."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add to ``x`` what attention and the MLP make of it."""
+        """Add the outputs of attention and the MLP to ``x``."""
         x = x + self.dropout(self.attend(self.before_attention(x)))
         return x + self.dropout(self.mlp(self.before_mlp(x)))
 

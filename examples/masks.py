@@ -2,9 +2,9 @@
 
     python examples/masks.py tokens.npy --eot-id 0
 
-Two ways that give the same: a plain block-diagonal mask for `scaled_dot_product_attention`, and a
-`BlockMask` for `flex_attention`, which skips what is masked. A kernel for sequences of different
-lengths takes `batch.cu_seqlens` and `batch.max_seqlen` as they are.
+Two ways with the same result: a plain block-diagonal mask for `scaled_dot_product_attention`, and a
+`BlockMask` for `flex_attention`, which skips what is masked. A variable-length attention kernel
+takes `batch.cu_seqlens` and `batch.max_seqlen` as they are.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from npydata import PackedDataset
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
-    """Return which positions may look at which: earlier ones of their document, `(B, 1, T, T)`."""
+    """Return what each position may attend to, its document so far: `(B, 1, T, T)`."""
     same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     return same.tril()
 
@@ -35,7 +35,7 @@ def document_block_mask(document_ids: torch.Tensor) -> BlockMask:
 
 
 class TinyModel(torch.nn.Module):
-    """One attention layer, enough to see whether a text looks into its neighbour."""
+    """One attention layer, enough to see whether a document attends to its neighbour."""
 
     def __init__(self, vocab_size: int, longest: int, width: int = 32, heads: int = 2) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a run needs to go on with the same bits: settled generators, and each part put back."""
+"""What a run needs to resume bit for bit: seeded generators, and every part restored."""
 
 import os
 import random
@@ -15,7 +15,7 @@ from npydata import AsyncDataLoader, TrainingState
 
 
 def repeatable(seed: int, device: str) -> None:
-    """Let the same run draw the same numbers and compute the same bits."""
+    """Make repeated runs draw the same numbers and compute the same bits."""
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)
@@ -59,11 +59,11 @@ def restore(
     moments: dict[str, Any] | None,
     state: TrainingState,
 ) -> None:
-    """Put back what a checkpoint holds; one that another program made may lack some of it."""
+    """Restore what a checkpoint holds; one that another program made may lack parts."""
     model.load_state_dict(weights)
     if moments is not None:
         optimizer.load_state_dict(moments)
     if state.loader is not None:
         loader.load_state_dict(state.loader)
     if state.rng is not None:
-        npydata.restore_rng(state.rng)  # last: what came before may draw numbers
+        npydata.restore_rng(state.rng)  # last: the calls before may draw numbers

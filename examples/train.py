@@ -2,10 +2,10 @@
 
     python examples/train.py --tokens materials/train_smoke.npy --out build/run
 
-The same command again continues from the newest checkpoint in ``build/run``, and gives the losses
-and weights that a run without the interruption would have given (on the same machine, with the same
-number of threads). For that a checkpoint holds all that decides the next step: weights, optimizer,
-random generators, and the place of the loader. SIGTERM has it save at the next step and end.
+Run the same command again to continue from the newest checkpoint in ``build/run``: it gives the
+losses and weights of an uninterrupted run (on the same machine, with the same number of threads).
+For that, a checkpoint holds everything that decides the next step: weights, optimizer, random
+generators and the loader's position. On SIGTERM it saves at the next step and ends.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def train(
     snapshot: Literal["host", "overlap", "device"] = "host",
     stop: Event | None = None,
 ) -> GPT:
-    """Train until ``steps`` steps are done, those before an interruption included."""
+    """Train until ``steps`` steps are done, including those before an interruption."""
     vocab = highest_id(tokens) + 1
     settings = {"vocab": vocab, "context": context, "batch_size": batch_size, "seed": seed}
     data = NpyTokensDataset(tokens, context)
@@ -68,7 +68,7 @@ def train(
         checkpointer.protect(optimizer)  # with snapshot="overlap" its step waits for the copies
         for step, (x, y) in enumerate(batches, first + 1):
             loss = train_step(model, optimizer, x, y)
-            log.write(f"{step},{loss!r}\n")  # exactly; a step that is done again comes again
+            log.write(f"{step},{loss!r}\n")  # exactly; a repeated step is logged again
             last = step == steps or (stop is not None and stop.is_set())
             if step % save_every == 0 or last:
                 # A learning-rate schedule would go into extra: schedule.state_dict().
@@ -100,7 +100,7 @@ def highest_id(path: Path) -> int:
 
 
 def main() -> int:
-    """Train as the command line says; what is wrong with it is said in one line."""
+    """Train as the command line says; report an error in one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--tokens", type=Path, required=True, help="a token file")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the checkpoints")

@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py --out build/ddp
 
-All but one function is that of ``train_fsdp.py``, to which this is the neighbour for models that
-fit into one GPU. The checkpoints are the same, too: a tensor that all ranks have is written by one
-of them. So a run may go on with the other script, on any number of ranks.
+All but one function comes from ``train_fsdp.py``; this variant is for models that fit on one GPU.
+The checkpoints are the same, too: a tensor that all ranks have is written by one of them. So a run
+can continue with the other script, on any number of ranks.
 """
 
 import sys
@@ -17,7 +17,7 @@ from train_fsdp import main
 
 
 def replicated(model: GPT) -> nn.Module:
-    """Give each rank all weights; gradients are averaged in every backward."""
+    """Give each rank all weights; gradients are averaged in every backward pass."""
     device: torch.device = model.head.weight.device
     return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 

@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py --out build/fsdp
 
-The same command again continues from the newest checkpoint in ``build/fsdp``, also with another
-number of processes. ``--batch-size`` counts the windows of all of them together, so that each step
-sees the same samples on 2 and on 4. With as many processes as before, the run goes on bit for bit;
-with others, sums are taken in another order and dropout draws other numbers.
+Run the same command again to continue from the newest checkpoint in ``build/fsdp``, with any number
+of processes. ``--batch-size`` counts the windows of all of them together, so that each step sees
+the same samples on 2 and on 4. With as many processes as before, the run continues bit for bit;
+with another number, sums are taken in another order and dropout draws other numbers.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SMOKE = Path(__file__).resolve().parents[1] / "materials" / "train_smoke.npy"
 def sharded(model: GPT) -> GPT:
     """Spread a model over all ranks: each keeps its rows of every weight."""
     for block in model.blocks:
-        fully_shard(block)  # gathered for its own forward and backward, and let go of again
+        fully_shard(block)  # gathered for its own forward and backward, then freed
     fully_shard(model)
     return model
 
@@ -51,9 +51,9 @@ def train(
     seed: int = 0,
     seen: Callable[[int, torch.Tensor], object] = lambda step, x: None,
 ) -> GPT:
-    """Train until ``steps`` steps are done, those before an interruption included.
+    """Train until ``steps`` steps are done, including those before an interruption.
 
-    ``seen`` is given each batch of this rank when its step is done.
+    ``seen`` is called with each batch of this rank when its step is done.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if batch_size % world_size:
@@ -103,11 +103,11 @@ def resume(
 ) -> int:
     """Continue from the newest checkpoint, if there is one; return its step."""
     rank = dist.get_rank()
-    torch.manual_seed(settings["seed"] + 1 + rank)  # dropout of its own for each rank
+    torch.manual_seed(settings["seed"] + 1 + rank)  # different dropout on each rank
     if (newest := npydata.latest_checkpoint(out)) is None:
         return 0
     if rank:
-        warnings.simplefilter("ignore", RuntimeWarning)  # rank 0 speaks for all
+        warnings.simplefilter("ignore", RuntimeWarning)  # rank 0 warns for all
     state = npydata.load_distributed(newest, model, optimizer)
     require_same(settings, state.extra, newest)
     if state.loader is not None:
@@ -120,7 +120,7 @@ def resume(
 
 
 def main(spread: Callable[[GPT], Any] = sharded) -> int:
-    """Be one of the ranks that torchrun starts."""
+    """Run as one of the ranks that torchrun starts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=Path, default=SMOKE, help="a token file")
     parser.add_argument("--out", type=Path, required=True, help="on a disk that all ranks share")

@@ -1,7 +1,7 @@
 """The ``npydata`` command: prepare, inspect, convert, verify, trace.
 
-A command that meets bad input says so in one line on stderr and exits with 2; after Ctrl-C the
-exit code is 130. Either way no file is left half-written. Each command imports what it needs.
+On bad input a command prints one line on stderr and exits with 2; after Ctrl-C the exit code is
+130. Either way no file is left half-written. Each command imports what it needs.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class OneLineParser(argparse.ArgumentParser):
     """A parser that reports a usage error in one line, like every other error."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is, and exit."""
+        """Print what is wrong and where to find help, and exit."""
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = say_warning
             code = run(args)
         sys.stdout.flush()
-    except SystemExit as stop:  # argparse has said all there is to say
+    except SystemExit as stop:  # argparse has printed its message
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except KeyboardInterrupt:
         return fail("interrupted", EXIT_INTERRUPTED)
@@ -71,14 +71,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What the parser has to know of a command."""
+    """What the parser needs to know about a command."""
 
     run: Callable[[argparse.Namespace], int]
     summary: str
     """A line in the list of commands."""
     description: str
     arguments: Mapping[str, Mapping[str, Any]]
-    """The options of ``argparse`` for each argument, by its flags."""
+    """Keyword arguments of ``add_argument`` for each argument, by its flags."""
     examples: str = ""
 
 
@@ -98,7 +98,7 @@ def add_command(commands: Any, name: str, command: Command) -> argparse.Argument
 
 
 def one_line(error: Exception) -> str:
-    """Return what went wrong as a single line that names the file, and steers no terminal."""
+    """Return an error as a single line that names the file and is safe to print on a terminal."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"
     else:
@@ -107,13 +107,13 @@ def one_line(error: Exception) -> str:
 
 
 def say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Say a warning on stderr in one line, without the line of code that it arose in."""
+    """Print a warning on stderr in one line, without the source line that raised it."""
     said = as_options(" ".join(str(message).split()))
     print(f"npydata: warning: {harmless(said, MESSAGE_LENGTH)}", file=sys.stderr)
 
 
 def as_options(message: str) -> str:
-    """Return what a message says of arguments in Python as options of the command line."""
+    """Rewrite the Python arguments in a message as command-line options."""
     return re.sub(r'\bdtype="(\w+)"', r"--dtype \1", message)
 
 
@@ -121,7 +121,7 @@ PLAIN_WARNING = warnings.showwarning
 
 
 def run_trace(args: argparse.Namespace) -> int:
-    """Run a script and say where its time went."""
+    """Run a script and report where its time went."""
     from npydata import trace
 
     warnings.showwarning = PLAIN_WARNING  # the script's warnings are its own
@@ -129,7 +129,7 @@ def run_trace(args: argparse.Namespace) -> int:
 
 
 def fail(message: str, code: int) -> int:
-    """Say on stderr why the command ends, and return its exit code."""
+    """Print on stderr why the command ends, and return its exit code."""
     print(f"npydata: {message}", file=sys.stderr)
     return code
 
@@ -142,7 +142,7 @@ def leave_closed_pipe() -> int:
 
 
 def run_prepare(args: argparse.Namespace) -> int:
-    """Make a token file and say in one line what went into it."""
+    """Make a token file and print one line about what went into it."""
     from npydata.dataset.prepare import prepare
 
     if not args.text and not args.corpus:
@@ -203,7 +203,7 @@ def inspect_token_file(args: argparse.Namespace) -> int:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    """Write a checkpoint as safetensors and say in one line what was written."""
+    """Write a checkpoint as safetensors and print one line about what was written."""
     from npydata.reader.open import open_checkpoint
 
     shard_size = None if args.shard_size is None else parsed_size(args.shard_size)
@@ -234,7 +234,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def parsed_size(text: str) -> int:
-    """Return how many bytes are meant by ``5GB``, ``500MB``, ``2GiB`` or a plain number."""
+    """Return a size such as ``5GB``, ``500MB``, ``2GiB`` or a plain number in bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(i?)B?", text.strip(), flags=re.IGNORECASE)
     nbytes = 0
     if found and (found[2] or not found[3]):
@@ -246,11 +246,11 @@ def parsed_size(text: str) -> int:
 
 
 EXIT_ONLY_OLDER = 3
-"""Of ``verify``: the newest checkpoint is not complete, an older one is."""
+"""From ``verify``: the newest checkpoint is incomplete, but an older one is complete."""
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Compare one of our checkpoints with its checksums, or look through anybody's."""
+    """Compare an npydata checkpoint with its checksums, or scan a folder of any checkpoints."""
     from npydata.checkpointer.load import verify_checkpoint
     from npydata.checkpointer.verify import scan
     from npydata.reader.formats.training import MANIFEST
@@ -282,7 +282,7 @@ def run_verify(args: argparse.Namespace) -> int:
     return EXIT_OK if newest is found[0] else EXIT_ONLY_OLDER
 
 
-# What the commands are called, say and take
+# The commands: names, help and arguments
 
 DESCRIPTION = """\
 Feed and save language-model training: make token files, look into them and into checkpoints,

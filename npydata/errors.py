@@ -9,7 +9,7 @@ class NpyDataError(Exception):
 
 
 class TokenFileError(NpyDataError, ValueError):
-    """A token file is malformed, too short, changed, or holds an id it must not."""
+    """A token file is malformed or too short, has changed, or holds an id out of range."""
 
 
 class LoaderError(NpyDataError, ValueError):
@@ -21,4 +21,4 @@ class CheckpointError(NpyDataError):
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """Reading this entry would need code from the file to run."""
+    """Reading this entry would require running code from the file."""

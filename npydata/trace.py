@@ -1,9 +1,9 @@
 """``npydata trace SCRIPT``: where the time of a training script goes.
 
-The script runs in this process, and what it calls is timed by public means alone: the iteration of
-``DataLoader`` and ``AsyncDataLoader``, PyTorch's hook after an optimizer's step, and the functions
-that save and load (torch, safetensors, ``torch.distributed.checkpoint``, npydata). Each moment of
-the thread that runs the script belongs to one part:
+The script runs in this process, and its calls are timed through public interfaces alone: the
+iteration of ``DataLoader`` and ``AsyncDataLoader``, PyTorch's hook after an optimizer's step, and
+the functions that save and load (torch, safetensors, ``torch.distributed.checkpoint``, npydata).
+Each moment of the thread that runs the script belongs to one part:
 
 =========  =====================================================================================
 start-up   until the first batch is asked for, or the first step is done
@@ -14,7 +14,7 @@ load       in a call that loads
 other      the rest: logging, evaluation after its batches, what comes after the last step
 =========  =====================================================================================
 
-A trace is rows of ``(call site, start, end, part)``. No object of the script is held.
+A trace is rows of ``(call site, start, end, part)``. No reference to the script's objects is kept.
 """
 
 import functools
@@ -43,20 +43,20 @@ from npydata.system.atomic import replacing
 PARTS = ("start-up", "data", "step", "save", "load", "other")
 Interval = tuple[str, float, float, str]
 MOST_EVENTS = 100_000
-"""Rows that are kept for the trace file; sums have no limit."""
+"""At most this many rows are kept for the trace file; the sums count all of them."""
 WORTH_ADVICE = 0.05
-"""The share of the time after the start-up from which on a part gets advice."""
+"""A part gets advice if it takes at least this share of the time after start-up."""
 LIBRARIES = (
     "<", str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
 )  # fmt: skip
-"""How the names of files begin that are no part of the script."""
+"""Prefixes of the names of files that are not part of the script."""
 
 CALLS = {
     "torch": {"save": "save", "load": "load"},
     "safetensors.torch": {"save_file": "save", "load_file": "load"},
     "torch.distributed.checkpoint": {"save": "save", "async_save": "save", "load": "load"},
 }
-"""The part of each function, by module; and below, of each of ours, and of each method."""
+"""Which part each function belongs to, by module; below, the same for our functions and methods."""
 OURS = {
     "save_checkpoint": "save", "load_checkpoint": "load", "load_distributed": "load",
     "open_checkpoint": "load",
@@ -91,26 +91,26 @@ NOT_ITERATED = (
 
 
 class Tracer:
-    """Attributes the time of the thread that makes it to parts, moment by moment."""
+    """Attributes each moment of the thread that creates it to one part."""
 
     def __init__(self, steps: int | None = None) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.sites: dict[str, dict[str, float]] = {part: defaultdict(float) for part in PARTS}
         self.events: list[Interval] = []
         self.advice: dict[str, str] = {}
-        """What to say of a call site, if it turns out to be the slowest of its part."""
+        """Advice for a call site, shown if it turns out to be the slowest of its part."""
         self.steps = 0
         self.begun = self._mark = perf_counter()
         self._steps_wanted = steps
         self._thread = threading.get_ident()
         self._inside = self._started = False
         self._batches_of: int | None = None
-        """The iterator that gave the last batch, while no step has followed it."""
+        """``id`` of the iterator that gave the last batch, until a step follows it."""
         self._unclear: list[tuple[int, float, float]] = []
-        """Times after a batch: of a step, if one follows; else (in an evaluation) of the rest."""
+        """Times after a batch: counted as step if one follows, else (an evaluation) as other."""
 
     def timed(self, part: str, function: Callable[..., Any], rule: str = "") -> Callable[..., Any]:
-        """Return the function, timed as a part; what it calls itself is not timed again."""
+        """Return the function, timed as a part; timed calls inside it are not counted again."""
 
         @functools.wraps(function)
         def wrapper(*args: Any, **options: Any) -> Any:
@@ -124,7 +124,7 @@ class Tracer:
         return wrapper
 
     def batches(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a loader's ``__iter__``, timed, whose iterators are timed as well."""
+        """Return a loader's ``__iter__``, timed; the iterators it returns are timed as well."""
 
         @functools.wraps(make)
         def wrapper(loader: Any) -> Any:
@@ -137,7 +137,7 @@ class Tracer:
                 self._leave("data", rule_for(loader), getattr(loader, "batch_size", None))
             kind = type(iterator)
             if not hasattr(kind.__next__, "timed"):
-                with suppress(TypeError):  # a class of Python's own, such as a generator
+                with suppress(TypeError):  # a built-in class, such as a generator
                     kind.__next__ = self._next(kind.__next__)
             return iterator
 
@@ -163,7 +163,7 @@ class Tracer:
         return wrapper
 
     def step_done(self, *_: Any) -> None:
-        """Take note that an optimizer has done its step."""
+        """Record that an optimizer has done a step."""
         if not self._watching():
             return
         part, site = "step", call_site()
@@ -178,7 +178,7 @@ class Tracer:
             raise SystemExit(0)
 
     def finish(self) -> None:
-        """Attribute what is left, and watch no longer."""
+        """Attribute the time that is left, and stop tracing."""
         if self._watching():
             self._settle("other", "after the last step")
             self._close_gap("after the last step")
@@ -188,7 +188,7 @@ class Tracer:
         return threading.get_ident() == self._thread and not self._inside
 
     def _enter(self) -> bool:
-        """Begin a call that is timed, unless it is within another, or in another thread."""
+        """Begin a timed call, unless it is inside another one or in another thread."""
         if not self._watching():
             return False
         self._close_gap(f"up to {call_site()}")
@@ -204,7 +204,7 @@ class Tracer:
             self.advice[site] = ADVICE[rule].format(batch=batch or 32)
 
     def _close_gap(self, site: str) -> None:
-        """Attribute the time since the last call that was timed."""
+        """Attribute the time since the last timed call."""
         now = perf_counter()
         if self._batches_of is not None:
             self._unclear.append((self._batches_of, self._mark, now))
@@ -213,7 +213,7 @@ class Tracer:
         self._mark = now
 
     def _settle(self, part: str, site: str, batches_of: int | None = None) -> None:
-        """Attribute the unclear times after batches of an iterator, or of all."""
+        """Attribute the unclear times after an iterator's batches, or after all batches."""
         for number, start, end in self._unclear:
             if batches_of in (None, number):
                 self._add(part, site, start, end)
@@ -225,10 +225,10 @@ class Tracer:
         if len(self.events) < MOST_EVENTS:
             self.events.append((site, start, end, part))
 
-    # What is shown
+    # Output
 
     def text(self, script: str) -> str:
-        """Return the bar: a row a part, with its slowest call site; then the advice."""
+        """Return the bar chart, a row per part with its slowest call site, then the advice."""
         total = sum(self.seconds.values()) or 1.0
         lines = [f"npydata trace: {script}, {total:.2f} s, {self.steps:,} optimizer steps"]
         for part, seconds in self.seconds.items():
@@ -270,12 +270,12 @@ class Tracer:
 
 @functools.cache
 def own_name(filename: str) -> str:
-    """Return the name of a file of the script; empty for a library's."""
+    """Return the name of a file that belongs to the script; empty for a library's."""
     return "" if filename.startswith(LIBRARIES) else Path(filename).name
 
 
 def call_site() -> str:
-    """Return the line of the script, or of what it imports from beside it, that is calling."""
+    """Return the calling line in the script, or in a module that it imports from beside it."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if name := own_name(frame.f_code.co_filename):
@@ -293,7 +293,7 @@ def rule_for(loader: Any) -> str:
     return "items" if by_item and takes_lists else "waits"
 
 
-# Where the tracer is put
+# Installing the tracer
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -306,7 +306,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
                 calls.pop(name)(sys.modules[name])
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Find a module as it is found without us, and call when it has been executed."""
+        """Find a module the usual way, and make the call once it has been executed."""
         if (call := self.calls.pop(name, None)) is None:
             return None
         spec = importlib.util.find_spec(name)
@@ -360,10 +360,10 @@ def install(tracer: Tracer) -> None:
 def run(
     script: Path, arguments: Sequence[str], *, out: Path | None = None, steps: int | None = None
 ) -> int:
-    """Run a script, traced; return its exit code.
+    """Run a script under the tracer; return its exit code.
 
-    The bar goes to stderr when the script has ended, in whatever way. ``steps`` ends it after so
-    many optimizer steps, as ``sys.exit(0)`` would.
+    The bar chart goes to stderr however the script ends. ``steps`` ends it after that many
+    optimizer steps, as ``sys.exit(0)`` would.
 
     Raises:
         NpyDataError: There is no such script, or no folder for ``out``.
@@ -388,7 +388,7 @@ def run(
 
 
 def exit_code(work: Callable[[], object]) -> int:
-    """Return what Python's exit code would be, and say an exception as Python does."""
+    """Return the exit code that Python would, and print an exception as Python does."""
     try:
         work()
     except SystemExit as stop:

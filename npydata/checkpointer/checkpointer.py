@@ -37,22 +37,22 @@ from npydata.system.threads import InterruptSafeEvent, without_collecting
 
 SnapshotMode = Literal["host", "overlap", "device"]
 THREAD_NAME = "npydata-save"
-"""How the names of all threads begin that a save runs in."""
+"""Prefix of the names of all threads that a save runs in."""
 
 LIVE: weakref.WeakSet["AsyncCheckpointer"] = weakref.WeakSet()
-"""All checkpointers: at exit and after a fork each has to be looked after."""
+"""All checkpointers, for the hooks at exit and after a fork."""
 ending = threading.Event()
-"""Set when the interpreter ends: a thread that it does not wait for begins nothing more."""
+"""Set when the interpreter exits: daemon threads then begin no more saves."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def exclusive(method: Method) -> Method:
-    """Let one thread at a time into a method, and none from within another.
+    """Let one thread at a time into a method, and refuse calls from within another.
 
-    A second thread waits for its turn. A signal handler, or a ``__del__``, runs within the call
-    that it interrupts, which can't go on before it returns: it is refused, or it would wait for
-    ever.
+    A second thread waits its turn. A signal handler or a ``__del__`` runs within the call that it
+    interrupts, which can't continue until it returns: its call is refused, because it would wait
+    for ever.
     """
 
     @wraps(method)
@@ -79,26 +79,26 @@ class AsyncCheckpointer:
 
     Args:
         keep_last: Keep this many of the newest checkpoints in a root; None keeps all. Only what
-            this run committed is removed: this process, and those before it, if it has loaded one
-            of their checkpoints from that root before it saves. Copies, renamed checkpoints and
+            this run committed is removed: by this process, and by earlier ones if this one loaded
+            one of their checkpoints from that root before it saves. Copies, renamed checkpoints and
             those that hold other files stay.
         keep_every: With ``keep_last``, also keep those whose step is a multiple of it: milestones.
         snapshot: ``"host"`` copies everything before ``save`` returns (for tensors on a GPU: starts
             to copy, and later steps wait on the device). ``"overlap"`` copies what a protected
-            optimizer owns while the next forward and backward run. ``"device"`` copies to memory
-            of the GPU first.
+            optimizer owns while the next forward and backward run. ``"device"`` copies to GPU
+            memory first.
 
-    One save is in flight at a time: the next one waits for it. What went wrong in the background is
-    raised once, by the next ``save`` (which then saves nothing), by ``wait``, or at the end of a
-    ``with`` block; at exit it is printed. Leaving the interpreter or dropping the checkpointer
-    waits for the write.
+    Only one save is in flight: the next one waits for it. An error in the background is raised
+    once, by the next ``save`` (which then saves nothing), by ``wait``, or at the end of a ``with``
+    block; at exit it is printed. Exiting the interpreter or dropping the checkpointer waits for the
+    write.
 
-    With ``"overlap"`` a save is committed only after the thread that trains has found, at its next
-    protected step, in ``wait``, ``save`` or at exit, that no tensor has changed: else the save
-    fails by the tensor's name (an ``Embedding(max_norm=...)`` in a forward pass, weights that are
-    swapped). Until then ``done()`` is False, and a kill loses this save. torch counts changes in
-    place; it counts none made through ``.data``, numpy or C, none by ``fused=True`` optimizers that
-    aren't protected, none of inference tensors or a DTensor's shard.
+    With ``"overlap"`` a save is committed only after the training thread has found, at its next
+    protected step, in ``wait``, in ``save`` or at exit, that no tensor has changed. If one has (an
+    ``Embedding(max_norm=...)`` in a forward pass, swapped weights), the save fails and names it.
+    Until then ``done()`` is False, and a kill loses this save. torch counts in-place changes, but
+    not those made through ``.data``, numpy or C, by ``fused=True`` optimizers that aren't
+    protected, or to inference tensors or a DTensor's shard.
 
     Threads take turns. A signal handler must not save: let it set a flag, and save at the next
     step, as ``examples/train.py`` does. A forked process has nothing in flight.
@@ -119,8 +119,8 @@ class AsyncCheckpointer:
                 raise CheckpointError(f"{name}={value!r}, expected None or at least 1")
         self.keep_last, self.keep_every, self.snapshot = keep_last, keep_every, snapshot
         self.stats: dict[str, float] = {"saves": 0, "stall_s": 0.0, "write_s": 0.0, "bytes": 0}
-        """``saves`` on the disk so far; of the last of them: seconds that training stood still,
-        seconds until the disk had it, bytes."""
+        """``saves`` on the disk so far; for the last one: seconds that training stood still,
+        seconds until it was on the disk, and its bytes."""
         self._protected: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._in_flight: list[Save] = []
         self._roots: dict[Path, Root]
@@ -182,7 +182,7 @@ class AsyncCheckpointer:
     def prepare(
         self, model_state: Mapping[str, Any], optimizer_state: Mapping[str, Any] | None = None
     ) -> None:
-        """Make the memory that a save of this state needs, so that the first save is fast too."""
+        """Allocate the memory that saving this state needs, so that the first save is fast too."""
         self._wait()
         files, _ = plan_files(model_state, optimizer_state, of_a_rank=True)
         Snapshot(files, self._buffer).memory[::PAGE] = 0  # pays for the page faults now
@@ -208,10 +208,10 @@ class AsyncCheckpointer:
         else:
             wait_and_report(self._in_flight)
 
-    # How a save goes
+    # Running a save
 
     def _wait(self) -> None:
-        """Wait for the last save; nothing fills its memory any more."""
+        """Wait for the last save; afterwards nothing fills its memory."""
         while self._in_flight:
             error = self._in_flight[0].finish()
             self._in_flight.clear()
@@ -239,7 +239,7 @@ class AsyncCheckpointer:
         except BaseException:
             save.cancel()
             save.join()
-            snapshot.join()  # no device copies into memory that the next save uses
+            snapshot.join()  # or a device could copy into memory that the next save uses
             self._in_flight.clear()
             raise
         self.stats["stall_s"] = time.perf_counter() - save.begun
@@ -252,8 +252,9 @@ class AsyncCheckpointer:
         come ``later``, and the others are made here: buffers, such as the statistics of a batch
         norm, change in the forward pass.
 
-        Watched, that is compared at the verdict, is what may change until it is copied: not what
-        is copied here, which is compared at once, nor what training waits for on the device.
+        Tensors that may change until they are copied are watched, that is, compared at the verdict:
+        not those copied here, which are compared at once, nor those that training waits for on the
+        device.
         """
         overlap, clone = self.snapshot == "overlap", self.snapshot == "device"
         if overlap and not self._protected:
@@ -280,7 +281,7 @@ class AsyncCheckpointer:
             snapshot.watched = snapshot.copies = first
 
     def _start_afresh(self) -> None:
-        """Have nothing in flight; in a forked process all that belongs to the parent."""
+        """Start with nothing in flight; in a forked process, all of that belongs to the parent."""
         self._lock, self._inside = threading.RLock(), ""
         self._in_flight.clear()
         self._buffer, self._copier = StagingBuffer(), DeviceCopier()
@@ -301,11 +302,11 @@ def save_checkpoint(
 class Save:
     """One save in flight: its snapshot, and the worker thread that writes and commits it.
 
-    The worker, ``thread``, starts the copies, runs ``write``, and sets ``ended``. The thread that
-    trains calls ``judge``, then ``join``, both of them by ``finish``; or ``cancel`` and ``join``.
+    The worker, ``thread``, starts the copies, runs ``write``, and sets ``ended``. The training
+    thread calls ``judge``, then ``join`` (``finish`` does both); or ``cancel``, then ``join``.
 
-    The thread is no daemon: the interpreter waits for it. An interrupt may come at any moment: the
-    next call waits for what is left.
+    The worker is not a daemon thread: the interpreter waits for it. An interrupt may come at any
+    moment: the next call waits for what is left.
     """
 
     def __init__(
@@ -321,7 +322,7 @@ class Save:
         self.ended = InterruptSafeEvent()
         self._stats = stats
         self._judged = False
-        self._work = [write]  # who pops it decides: the thread runs it, or cancel() does not
+        self._work = [write]  # whoever pops it decides: the thread runs it, cancel() drops it
         self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
 
     def _run(self) -> None:
@@ -346,8 +347,8 @@ class Save:
     def judge(self, *, training_waits: bool = True) -> None:
         """Wait for the copies in memory; let the worker commit if no tensor has changed.
 
-        With ``training_waits`` what is queued for training from now on waits, on the device, for
-        the copies that it makes.
+        With ``training_waits``, work queued for training from now on waits, on the device, for the
+        device's copies.
         """
         if not self._judged:
             self.snapshot.copied.wait()
@@ -357,7 +358,7 @@ class Save:
             self._judged = True
 
     def cancel(self) -> None:
-        """Commit nothing, and copy no more."""
+        """Copy no more, and commit nothing."""
         self.snapshot.cancel()
         with suppress(IndexError):
             self._work.pop()
@@ -372,7 +373,7 @@ class Save:
     def finish(self) -> BaseException | None:
         """Give the verdict and wait for the worker; return what went wrong.
 
-        Nothing goes wrong with a cancelled save: what stopped it has been raised.
+        For a cancelled save that is None: what stopped it has been raised already.
         """
         if not self.snapshot.cancelled:
             self.judge()
@@ -383,9 +384,9 @@ class Save:
 def plan_files(
     model: Any, optimizer: Any, *, of_a_rank: bool = False
 ) -> tuple[Files, dict[str, Any]]:
-    """Return the files of a save, and by part the tree of its state, without the tensors.
+    """Return the files of a save, and each part's state as a tree without its tensors.
 
-    With ``of_a_rank`` tensors may be spread over processes: then of each the part that is here.
+    With ``of_a_rank`` tensors may be spread over processes; only the local part of each counts.
     """
     files: dict[str, Any] = {}
     trees = {}
@@ -435,9 +436,9 @@ def judge_in_flight(checkpointer: AsyncCheckpointer | None) -> None:
 
 
 def wait_and_report(in_flight: list[Save]) -> None:
-    """Wait for what is in flight; print what went wrong, as there is nobody left to raise to."""
+    """Wait for what is in flight; print errors, as there is no caller left to raise them to."""
     for save in list(in_flight):
-        # Garbage is collected in any thread; one that a save runs in could wait for itself.
+        # The garbage collector runs in any thread; one that a save runs in would wait for itself.
         if threading.current_thread().name.startswith(THREAD_NAME):
             save.snapshot.abandoned = True
             return
@@ -447,10 +448,10 @@ def wait_and_report(in_flight: list[Save]) -> None:
 
 
 def finish_at_exit() -> None:
-    """Wait for saves, also of threads that the interpreter does not wait for; begin no more."""
+    """Wait for saves, including those of daemon threads; begin no more."""
     ending.set()
     for checkpointer in list(LIVE):
-        # With the lock, as a daemon thread that is ended within a copy aborts the process.
+        # With the lock, as a daemon thread that is killed during a copy aborts the process.
         with checkpointer._lock:
             wait_and_report(checkpointer._in_flight)
 

@@ -2,11 +2,12 @@
 
 All files of a save are written into a temporary folder beside their destination. Only when the
 disk has them all, the manifest last, is that folder renamed. Then ``latest`` names it, and older
-ones go. ``Root`` does that in the order of its methods; the functions below are its steps, and the
-last section finds a checkpoint again.
+ones are removed. ``Root`` does that in the order of its methods; the functions below are its steps,
+and the last section finds checkpoints again.
 
-Killed at any moment, or after a power cut, the checkpoint that ``latest`` names loads, whole and
-verified: the one before until the new one is in place. Nothing unfinished bears the name of one.
+After a kill at any moment, or a power cut, the checkpoint that ``latest`` names loads, whole and
+verified: the previous one until the new one is in place. Nothing unfinished has a checkpoint's
+name.
 """
 
 import ctypes
@@ -43,24 +44,24 @@ from npydata.system.atomic import (
 
 LATEST = "latest"
 MAX_TRIES = 100
-"""How often a name is tried that other processes take and free."""
+"""How often to try a name that other processes take and free."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 INCONCLUSIVE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
-"""Errors of the machine or the disk, after which it is open whether there is a checkpoint."""
+"""Errors of the machine or the disk, which leave open whether there is a checkpoint."""
 DENIED = {errno.EACCES, errno.EPERM}
 
 libc = ctypes.CDLL(None, use_errno=True)
 _runs: dict[tuple[int, str], str] = {}
-"""By process and root, the run that commits; a forked process begins a run of its own."""
+"""The run that commits, by process and root; a forked process begins a run of its own."""
 
 
 @dataclass(slots=True)
 class Root:
     """A folder of checkpoints, as one training run sees it.
 
-    A run is a random text in its manifests. A process that loaded a checkpoint of this root goes on
-    with that one's run (``continue_run`` noted it); any other begins a new one.
+    A run is a random text in its manifests. A process that loaded a checkpoint of this root
+    continues that checkpoint's run (``continue_run`` noted it); any other begins a new one.
     """
 
     path: Path
@@ -69,14 +70,14 @@ class Root:
     run: str = ""
     """Empty until ``find_run``."""
     last_sequence: int = 0
-    """The largest of any run's that was seen; the next commit's is one more."""
+    """The largest sequence number seen, of any run; the next commit's is one more."""
     warned: set[str] = field(default_factory=set)
-    """Names of those that could not be removed, which is said once."""
+    """Names of checkpoints that could not be removed; each is warned about once."""
 
     def temporary(self) -> AbstractContextManager[Path]:
-        """Make this root and a new private folder in it; what is left of that at the end goes.
+        """Make this root and a new private folder in it, which is removed at the end.
 
-        After a commit, what is left is the checkpoint that the new one replaced.
+        After a commit, that folder is the checkpoint that the new one replaced, if any.
         """
         make_folder(self.path)
         if not self.run:
@@ -88,7 +89,8 @@ class Root:
         """Find out which run this is, and what it has committed.
 
         Raises:
-            CheckpointError: A manifest is so far ahead that later ones could not be read again.
+            CheckpointError: A manifest's sequence number is so large that later ones could not be
+                read again.
         """
         key = os.getpid(), os.path.realpath(self.path)
         found = list_checkpoints(self.path)
@@ -103,7 +105,7 @@ class Root:
         self.run = run
 
     def note_sequence(self, folder: Path, manifest: Manifest) -> None:
-        """Let later commits have larger numbers than this one."""
+        """Give later commits larger sequence numbers than this one's."""
         if manifest.sequence >= MAX_SEQUENCE:
             raise CheckpointError(
                 f"{folder}: its manifest has sequence {manifest.sequence}, expected less than "
@@ -120,7 +122,7 @@ class Root:
         keep_last: int | None,
         keep_every: int | None,
     ) -> None:
-        """Make a folder of files the checkpoint ``folder``, and the latest; the disk has them."""
+        """Make a folder of files, flushed already, the checkpoint ``folder`` and the latest."""
         with suppress_missing():  # another job may have committed; no other manifest is read
             if (latest := named_latest(self.path)) is not None:
                 self.note_sequence(latest, read_manifest(latest))
@@ -162,11 +164,11 @@ class Root:
                         )
 
 
-# Where a checkpoint may stand
+# Where a checkpoint may be
 
 
 def destination(dir: str | os.PathLike[str]) -> Path:
-    """Return the absolute folder that a path names, wherever the process goes meanwhile."""
+    """Return the absolute folder that a path names, in case the process changes its folder."""
     path = Path(os.fsdecode(dir))
     if path.name in ("", ".."):
         raise CheckpointError(f"{os.fsdecode(dir)!r}: expected a path that ends with a name")
@@ -197,7 +199,7 @@ def require_replaceable(folder: Path) -> None:
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return what somebody else put into a checkpoint's folder: it goes with no checkpoint."""
+    """Return the other files in a checkpoint's folder, which are never removed with it."""
     ours = {MANIFEST, *read_manifest(folder).files}
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     return sorted({path.relative_to(folder).as_posix() for path in paths} - ours)
@@ -207,7 +209,7 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; a power cut takes none of them away."""
+    """Make a folder and its missing parents, so that they survive a power cut."""
     if not folder.is_dir():
         make_folder(folder.parent)
         try:
@@ -222,9 +224,9 @@ def make_folder(folder: Path) -> None:
 
 
 def put_in_place(temporary: Path, folder: Path) -> None:
-    """Give a folder its final name; what had that name is loadable until then.
+    """Give a folder its final name; a checkpoint that had that name is loadable until then.
 
-    That has the name of ``temporary`` afterwards, and goes with it.
+    The old one then has the name of ``temporary``, and is removed with it.
 
     Raises:
         CheckpointError: Something else has the name, or names can't be exchanged here.
@@ -242,7 +244,7 @@ def put_in_place(temporary: Path, folder: Path) -> None:
                 raise CheckpointError(
                     f"{folder}: this file system can't replace a folder: choose a new folder"
                 )
-            if foreign_files(temporary):  # they came a moment ago: put the old one back
+            if foreign_files(temporary):  # added a moment ago: put the old one back
                 exchange(temporary, folder)
                 require_replaceable(folder)
             break
@@ -250,7 +252,7 @@ def put_in_place(temporary: Path, folder: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; return whether this system and file system can."""
+    """Swap two names in one step; return False if this system or file system can't."""
     if not hasattr(libc, "renameat2"):
         return False
     names = os.fsencode(one), os.fsencode(other)
@@ -262,7 +264,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def name_latest(folder: Path) -> None:
-    """Let ``latest`` name a checkpoint of its root; a link of that name is replaced."""
+    """Make ``latest`` name a checkpoint of its root; a link of that name is replaced."""
     temporary = new_temporary(folder.parent)
     try:
         write_small(temporary, os.fsencode(folder.name))
@@ -277,10 +279,10 @@ def name_latest(folder: Path) -> None:
 
 
 def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
-    """Remove a checkpoint: in one step it is none any more, then its files go.
+    """Remove a checkpoint: a first step makes it no checkpoint, then its files are deleted.
 
-    One that holds somebody else's files stays. ``known`` is the manifest that it was committed
-    with; without it, whatever checkpoint has the name goes.
+    One that holds other files stays. ``known`` is the manifest that it was committed with; without
+    it, whatever checkpoint has the name is removed.
 
     Raises:
         CheckpointError: Another one has taken its name meanwhile, and stays.
@@ -300,7 +302,7 @@ def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
     try:
         if read_manifest(doomed) != known or foreign_files(doomed):  # they came a moment ago
             raise CheckpointError(f"{folder}: is not what was committed")
-        sync_folder(folder.parent)  # or a power cut could leave the name, and not the manifest
+        sync_folder(folder.parent)  # or a power cut could keep the name and lose the manifest
         (doomed / MANIFEST).unlink()
     except (CheckpointError, OSError):
         if doomed != folder:  # else it would be hidden, and its space taken
@@ -317,12 +319,12 @@ def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
 def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint folder in ``root``, or None if there is none.
 
-    Newest is what was committed last, whatever its step: what ``latest`` names if that is complete,
-    else the newest that is.
+    The newest is the one committed last, whatever its step: the one that ``latest`` names if it is
+    complete, else the newest complete one.
 
     Raises:
-        OSError: It can't be told: ``latest``, or the checkpoint that it names, may not be read by
-            this user; or the disk fails.
+        OSError: It can't be determined: this user may not read ``latest`` or the checkpoint that it
+            names, or the disk fails.
     """
     root = Path(root)
     if not root.is_dir():
@@ -336,7 +338,7 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
 
 
 def named_latest(root: Path) -> Path | None:
-    """Return the folder that ``latest`` names, if there or not; None if it names none."""
+    """Return the folder that ``latest`` names, whether or not it exists; None if it names none."""
     name = ""
     with suppress_missing(INCONCLUSIVE | DENIED):
         name = os.fsdecode(read_small(root / LATEST, 4096)).removesuffix("\n")
@@ -346,7 +348,7 @@ def named_latest(root: Path) -> Path | None:
 
 
 def is_complete(folder: Path, manifest: Manifest | None = None) -> bool:
-    """Whether every file of a checkpoint is there, and as long as it was written."""
+    """Whether every file of a checkpoint is there, with the size that was written."""
     complete = False
     with suppress_missing():
         check_sizes(folder, manifest or read_manifest(folder))
@@ -373,9 +375,9 @@ def list_checkpoints(root: Path) -> list[tuple[Path, Manifest]]:
 
 @contextmanager
 def suppress_missing(inconclusive: Set[int] = INCONCLUSIVE) -> Iterator[None]:
-    """Suppress the errors that mean: there is no checkpoint that can be read here.
+    """Suppress the errors that mean that there is no readable checkpoint here.
 
-    Raised are those system errors that are ``inconclusive``: there may be one.
+    System errors that are ``inconclusive`` are raised: there may be one.
     """
     try:
         yield

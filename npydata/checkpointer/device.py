@@ -18,12 +18,12 @@ from npydata.system.accelerator import on_stream
 
 @dataclass(slots=True)
 class PendingCopies:
-    """Copies that devices still work on."""
+    """Copies that devices are still making."""
 
     events: dict[Any, Any] = field(default_factory=dict)
-    """By device: recorded after its last copy."""
+    """By device: an event recorded after its last copy."""
     sources: list[torch.Tensor] = field(default_factory=list)
-    """What must stay in memory until then."""
+    """Tensors that must stay in memory until then."""
 
     def wait(self) -> None:
         """Wait, in this thread, until every copy has arrived."""
@@ -53,11 +53,10 @@ class DeviceCopier:
         clone: bool = False,
         training_waits: bool = True,
     ) -> None:
-        """Queue copies into pinned memory; with ``clone`` by way of memory on the same device.
+        """Queue copies into pinned memory; with ``clone``, via memory on the same device.
 
         With ``training_waits`` each training stream waits, on the device, until its tensors have
-        been read.
-        Whatever stops it, no copy is under way afterwards that ``pending`` doesn't know of.
+        been read. Even if this fails, ``pending`` then knows of every copy under way.
         """
         by_device: dict[Any, list[Copy]] = {}
         for copy in copies:
@@ -85,7 +84,7 @@ class DeviceCopier:
 
 
 def clones_of(copies: list[Copy]) -> list[Copy] | None:
-    """Return copies of clones on the same device, or None if its memory is too short."""
+    """Return copies of clones on the same device, or None if it is out of memory."""
     try:
         return [replace(copy, source=copy.source.detach().clone()) for copy in copies]
     except torch.OutOfMemoryError:

@@ -1,7 +1,7 @@
-"""Load and verify a checkpoint of ours: one folder that commit.py put in place.
+"""Load and verify an npydata checkpoint: one folder that commit.py put in place.
 
-``opened`` is the middle of both: it opens all files of one manifest, as ``open_checkpoint`` does.
-(verify.py looks at folders of anybody's checkpoints, and compares no bytes.)
+Both use ``opened``, which opens all files of one manifest, as ``open_checkpoint`` does. (verify.py
+looks at folders of any tool's checkpoints, and compares no bytes.)
 """
 
 import os
@@ -34,7 +34,7 @@ from npydata.system.accelerator import why_unusable
 from npydata.system.progress import ProgressBar
 from npydata.system.threads import without_collecting
 
-# ``Any`` for None: whoever saved an optimizer need not ask for it before its use.
+# ``Any`` for None: callers that saved an optimizer need no None check before they use it.
 Loaded = tuple[dict[str, Any], dict[str, Any] | Any, TrainingState]
 
 
@@ -53,22 +53,23 @@ def load_checkpoint(
     Args:
         dir: The folder, such as ``latest_checkpoint(root)`` returns.
         device: Where the tensors go.
-        mmap: Map tensors of the CPU copy-on-write: they are read when used, and may be written to.
-            Those below 64 KiB are read at once, together. What is wanted all at once is read faster
-            without.
+        mmap: Map CPU tensors copy-on-write: they are read when used, and may be written to. Those
+            below 64 KiB are read at once, together. To use everything right away, reading without
+            it is faster.
         into: The model, or ``(model, optimizer)``: their own tensors are filled, and returned. A
-            ``state_dict()`` stands for what it is of; None fills nothing. An optimizer that has no
-            state yet has nothing to fill: give the state to its ``load_state_dict`` instead.
-            Its settings, such as the learning rate, are not set.
-        verify: Compare everything with the checksums: what is mapped at once, the rest while it is
+            ``state_dict()`` works in place of either; None fills nothing. An optimizer that has no
+            state yet has nothing to fill: give the state to its ``load_state_dict`` instead. An
+            optimizer's settings, such as the learning rate, are not set.
+        verify: Compare everything with the checksums: mapped tensors at once, the rest while it is
             read. Sizes and headers are always checked.
 
-    All of it is of one checkpoint: if a save replaces the folder meanwhile, the old or the new one.
+    Everything comes from one checkpoint: if a save replaces the folder meanwhile, from the old or
+    the new one.
 
     Raises:
-        CheckpointError: The folder is no complete checkpoint, something in it is damaged, or it was
-            removed while it was read: some of ``into`` may be filled by then. Or ``into`` is not
-            what was saved, and nothing was filled.
+        CheckpointError: The folder is not a complete checkpoint, something in it is damaged, or it
+            was removed while it was read: some of ``into`` may be filled by then. Or ``into`` does
+            not match what was saved, and nothing was filled.
     """
     if dir is None:
         raise CheckpointError(
@@ -109,7 +110,7 @@ def load_checkpoint(
 def verify_checkpoint(dir: str | os.PathLike[str], *, progress: bool = False) -> Manifest:
     """Read a whole checkpoint and compare it with its checksums; return its manifest.
 
-    With ``progress`` a bar shows how far it is, if that takes longer than a second.
+    With ``progress`` a progress bar appears if that takes longer than a second.
 
     Raises:
         CheckpointError: A file is missing, cut off or changed; the message names the first piece
@@ -129,8 +130,8 @@ def opened(
 ) -> tuple[Manifest, dict[str, Any], dict[str, LazyCheckpoint]]:
     """Open all files of a checkpoint: return its manifest, its values, and its tensors by part.
 
-    All of it is of one checkpoint, and stays so while it is open, whatever is saved meanwhile. With
-    ``verify`` the JSON files are compared with their checksums, too.
+    Everything comes from one checkpoint, and stays so while it is open, whatever is saved
+    meanwhile. With ``verify`` the JSON files are compared with their checksums, too.
     """
 
     def read(folder: Folder) -> tuple[Manifest, dict[str, Any], dict[str, Contents]]:
@@ -154,7 +155,7 @@ def opened(
 def compare(some: Iterable[LazyCheckpoint], *, progress: bool = False) -> None:
     """Compare every byte of some tensors' files with its checksum.
 
-    They are read from the open files, as by now the path may lead to another checkpoint.
+    The open files are read, as by now the path may lead to another checkpoint.
     """
     jobs = [one for tensors in some for one in tensors.checks()]
     with closing(ProgressBar("verifying", sum(n for n, _ in jobs), "B", show=progress)) as bar:
@@ -173,7 +174,7 @@ def unflatten(path: Path, tree: Any, tensors: Mapping[str, Any]) -> dict[str, An
 
 
 def training_state(folder: Path, values: Mapping[str, Any]) -> TrainingState:
-    """Return the training state from what stands beside the tensors."""
+    """Return the training state from the values saved beside the tensors."""
     try:
         return TrainingState(**decode(values["training_state"]))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
-"""The snapshot is the file: tensors are copied straight to where they will stand in it.
+"""The snapshot is the file: tensors are copied straight to where they will be in it.
 
 The tensors are taken out of the nested state, and laid out as safetensors files: a header, then the
 elements, largest dtype first so that each is aligned and there is no gap. One page-aligned buffer
-holds the files one after the other, each from a new page on. It is kept from save to save: fresh
-memory costs a page fault for every page.
+holds the files one after the other, each on a new page. It is kept from save to save: fresh memory
+costs a page fault for every page.
 
 Three parts: from a nested state to layouts, which costs no copy; the buffer and the copies into it;
 the Snapshot, which runs the copies and holds the verdict on them.
@@ -32,11 +32,11 @@ from npydata.system.threads import InterruptSafeEvent
 
 PAGE = 4096
 CHUNK_BYTES = 1 << 24
-"""Larger copies are cut into such chunks, so that threads share them."""
+"""Larger copies are cut into chunks of this size, so that threads share them."""
 SMALL_BYTES, BATCH = 4096, 2048
-"""So many tensors of at most so many bytes are copied by one call of torch's."""
+"""Up to ``BATCH`` tensors of at most ``SMALL_BYTES`` bytes each are copied by one torch call."""
 POLL_S = 0.5
-"""How often a worker that waits for the verdict gives a sign of life, and looks for the end."""
+"""Seconds between heartbeats of a worker that waits for the verdict."""
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -49,7 +49,7 @@ class FlatState(NamedTuple):
     tensors: dict[str, torch.Tensor]
     """By name: the path in the state, joined by dots."""
     ties: dict[str, str]
-    """Names of tensors that view the very elements of an earlier one, and its name."""
+    """For each tensor that views exactly the elements of an earlier one, the earlier one's name."""
     tree: Any
     """The rest as typed JSON, with names in place of tensors; tied ones share the first name."""
 
@@ -58,8 +58,8 @@ def flatten(part: str, state: Any) -> FlatState:
     """Take the tensors out of a state.
 
     Raises:
-        CheckpointError: It is no ``state_dict``, or something in it can't be stored; the message
-            names where that stands.
+        CheckpointError: It is not a ``state_dict``, or something in it can't be stored; the message
+            names its place.
     """
     if not isinstance(state, Mapping):
         hint = f"; pass {part}.state_dict()" if hasattr(state, "state_dict") else ""
@@ -100,19 +100,19 @@ def flatten(part: str, state: Any) -> FlatState:
 
 
 def alias_key(tensor: torch.Tensor) -> Any:
-    """Return what two tensors have in common if they view exactly the same elements."""
+    """Return a key that is equal for tensors that view exactly the same elements."""
     mine = local(tensor)
     bits = mine.is_conj(), mine.is_neg()
     return mine.device, mine.data_ptr(), mine.dtype, tensor.shape, mine.stride(), bits
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether a tensor is spread over processes; asked without importing what spreads them."""
+    """Whether a tensor is a ``DTensor``, found out without importing that class."""
     return type(tensor).__name__ == "DTensor"
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return what this process holds of a tensor that may be spread over several."""
+    """Return this process's part of a tensor that may be spread over several."""
     if is_dtensor(tensor):
         with torch.no_grad():  # with autograd a parameter's shard takes twice as long
             tensor = tensor.to_local()
@@ -127,9 +127,9 @@ def lay_out(
     shapes: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Layout:
-    """Return the layout of a file with these tensors, apart from those that are ties.
+    """Return the layout of a file with these tensors, except those that are ties.
 
-    ``shapes`` are those of the whole tensors, where these are parts of them.
+    ``shapes`` are those of the whole tensors, if these are parts of them.
 
     Raises:
         CheckpointError: A tensor is of a kind or dtype that safetensors can't hold.
@@ -167,7 +167,7 @@ def whole_pages(nbytes: int) -> int:
 
 
 class StagingBuffer:
-    """Page-aligned memory of this process alone, which grows to the largest save so far."""
+    """Private page-aligned memory, which grows to the largest save so far."""
 
     def __init__(self) -> None:
         self._pages = PinnedPages()
@@ -178,13 +178,13 @@ class StagingBuffer:
     def reserve(self, nbytes: int, *, pin: bool = False) -> torch.Tensor:
         """Return ``nbytes`` of memory, whose content is undefined.
 
-        ``pin`` lets a device copy into it by itself.
+        ``pin`` pins it, so that a device can copy into it by itself.
         """
         if nbytes > self.bytes.numel() or (pin and not self._pinned):
             self._pages.unpin()
-            self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # first give it back
+            self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # free it first
             nbytes, self._pinned = max(nbytes, PAGE), pin
-            # Only CUDA and ROCm pin memory that is there already; others give new pinned memory.
+            # Only CUDA and ROCm pin existing memory; others allocate new pinned memory.
             if pin and not hasattr(torch.get_device_module(with_streams()), "cudart"):
                 memory = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=True)
                 begin = -memory.data_ptr() % PAGE
@@ -210,8 +210,8 @@ class Copy:
     source: torch.Tensor
     name: str
     version: int | None
-    """In-place changes that torch had counted when the save began; it counts none of inference
-    tensors, which have None."""
+    """In-place changes that torch had counted when the save began; None for inference tensors,
+    whose changes it doesn't count."""
 
     @property
     def slot(self) -> torch.Tensor:
@@ -227,7 +227,7 @@ class Copy:
         target.copy_(source, non_blocking=non_blocking)
 
     def is_plain(self) -> bool:
-        """Whether the elements lie in memory just as they will in the file."""
+        """Whether the elements are in memory exactly as they will be in the file."""
         bits = self.source.is_conj() or self.source.is_neg()
         return self.source.is_cpu and self.source.is_contiguous() and not bits
 
@@ -294,18 +294,18 @@ class StagedFile:
     begin: int
     nbytes: int
     crc32: list[int] = field(default_factory=list)
-    """Of each piece, once :meth:`Snapshot.join` returns."""
+    """Checksum of each piece, once :meth:`Snapshot.join` returns."""
 
 
 class Snapshot:
     """The image of all files of a save, the copies that fill it, and whether it may be committed.
 
     Threads take the copies in the order of the files, and then compute checksums, while the worker
-    writes what is filled. Whoever saved gives the verdict: only the thread that trains can tell
-    that no tensor changed while it was copied.
+    writes what is filled. The training thread gives the verdict: only it can tell that no tensor
+    changed while it was copied.
 
-    Planned by the thread that trains, which then sets ``pending``, ``copies`` and ``watched`` as
-    its mode wants (``AsyncCheckpointer._begin_copies``), before the worker calls ``start``.
+    The training thread plans it, then sets ``pending``, ``copies`` and ``watched`` as its mode
+    requires (``AsyncCheckpointer._begin_copies``), before the worker calls ``start``.
     """
 
     def __init__(self, files: Files, buffer: StagingBuffer) -> None:
@@ -313,25 +313,25 @@ class Snapshot:
         total = sum(whole_pages(layout.nbytes) for layout, _ in files.values())
         pin = any(is_queued(one) for _, tensors in files.values() for one in tensors.values())
         self.buffer = buffer
-        """Kept, as its memory must stay pinned while devices copy into it."""
+        """Kept because its memory must stay pinned while devices copy into it."""
         self.memory = buffer.reserve(total, pin=pin)
         self.files: list[StagedFile] = []
         self.copies: list[Copy] = []
-        """Those that threads still have to make; empty once they are made or given up."""
+        """Copies that threads still have to make; empty once they are made or given up."""
         self.pending: Any = None
         """The :class:`~npydata.checkpointer.device.PendingCopies` of a device, if one copies. Typed
-        as Any, as device.py imports this file."""
+        as Any because device.py imports this file."""
         self.copied = InterruptSafeEvent()
         """Set when nothing is left to copy in memory, even if that failed."""
         self.cancelled, self.abandoned = False, False
-        """Cancelled: what is not copied stays so, and nothing is committed. Abandoned: nobody is
-        left to give the verdict, so the worker gives it itself."""
+        """Cancelled: nothing more is copied, and nothing is committed. Abandoned: no thread is left
+        to give the verdict, so the worker gives it itself."""
         self._verdict = SimpleQueue[str]()
-        """Why it must not be committed; empty text if it may."""
+        """Why the snapshot must not be committed; an empty string if it may."""
         self._filled, self._copies_left = 0, 0
         """Up to where the buffer is filled; how many copies threads still have to make."""
         self.error: BaseException | None = None
-        """The first that a copy or a checksum raised."""
+        """The first error that a copy or a checksum raised."""
         self._changed = threading.Condition()
         """Guards ``_filled``, ``_copies_left`` and ``error``."""
         self._threads: list[threading.Thread] = []
@@ -351,23 +351,23 @@ class Snapshot:
                 )
             begin += image.numel()
         self.watched = list(self.copies)
-        """Those whose tensors must not change before the verdict."""
+        """Copies whose tensors must not change before the verdict."""
 
     def start(self) -> None:
         """Begin to copy: called by the worker, which nothing interrupts.
 
-        All work is one list, of which each thread takes the next number::
+        All work is one list, from which each thread takes the next item::
 
             wait for the devices | copies, in the order of the buffer | checksums of pieces
 
-        The buffer counts as filled up to where the last job ends of those that are done without a
-        gap. So nothing counts before the devices' copies have arrived: that job ends at 0.
+        The buffer counts as filled up to the end of the last job before the first unfinished one.
+        So nothing counts before the devices' copies have arrived: that job ends at 0.
         """
         jobs = [(0, self.pending.wait)] if self.pending is not None else []
         first_copy = len(jobs)
         jobs += jobs_of(self.copies)
         self._copies_left = len(jobs) - first_copy
-        # After the last copy nothing is missing: headers and zeros were written with the plan.
+        # The last copy completes the buffer: headers and zeros were written with the plan.
         ends = [*(end for end, _ in jobs[:-1]), self.memory.numel()]
         work = [job for _, job in jobs]
         for file in self.files:
@@ -389,7 +389,7 @@ class Snapshot:
                         work[number]()
                 except BaseException as error:
                     self._fail(error)
-                if number >= len(jobs):  # a checksum: nobody waits for it but ``join``
+                if number >= len(jobs):  # a checksum: only ``join`` waits for it
                     continue
                 with self._changed:
                     done[number] = 1
@@ -422,10 +422,10 @@ class Snapshot:
         self._end_copies()
 
     def wait_for(self, end: int) -> None:
-        """Wait until the buffer is filled up to there.
+        """Wait until the buffer is filled up to ``end``.
 
         Raises:
-            CheckpointError: It will not be, because a copy failed.
+            CheckpointError: It never will be, because a copy failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._filled >= end or self.error is not None)
@@ -439,7 +439,7 @@ class Snapshot:
         return {file.name: FileEntry(file.nbytes, tuple(file.crc32)) for file in self.files}
 
     def join(self) -> None:
-        """Wait until no copy or checksum is under way, whatever came of them."""
+        """Wait until no copy or checksum is under way, whether or not they succeeded."""
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -453,8 +453,8 @@ class Snapshot:
     def judge(self) -> None:
         """Give the verdict: the worker may commit if no tensor has changed since the save began.
 
-        Called by the thread that trains, once everything is copied: torch counts an operation in
-        place when it ends, so no other thread can tell that one is under way.
+        Called by the training thread, once everything is copied: torch counts an in-place operation
+        when it ends, so no other thread can tell that one is under way.
         """
         try:
             require_unchanged(self.watched)
@@ -464,7 +464,7 @@ class Snapshot:
         self.watched = []
 
     def cancel(self) -> None:
-        """Copy no more, and let the worker commit nothing; takes no lock, so any thread may."""
+        """Stop copying, and let the worker commit nothing. Takes no lock: any thread may call."""
         self.cancelled = True
         self.watched = []
         self._verdict.put("the save was interrupted")

@@ -1,4 +1,4 @@
-"""What decides the next step beside weights and optimizer: counters, generators, the loader."""
+"""What decides the next step besides weights and optimizer: counters, generators, the loader."""
 
 import json
 import random
@@ -19,10 +19,10 @@ class TrainingState:
     """Where training stands; everything in it is stored as typed JSON.
 
     Args:
-        step: Optimizer steps that are complete.
-        epoch: Epochs that are complete.
+        step: Completed optimizer steps.
+        epoch: Completed epochs.
         tokens: Tokens trained on so far.
-        loss: Of the last step; None if not known.
+        loss: The loss of the last step; None if not known.
         lr: The learning rate of the last step; None if not known.
         rng: What :func:`capture_rng` returned.
         loader: What the loader's ``state_dict()`` returned.
@@ -55,9 +55,9 @@ def capture_rng() -> dict[str, Any]:
 
 
 def capture_on_accelerators() -> dict[str, list[bytes]]:
-    """Return the states of the generators of all accelerators, under their kind.
+    """Return the states of the generators of all accelerators, keyed by device type.
 
-    Without an accelerator that is ``cuda``, and an empty list.
+    Without an accelerator that is ``cuda`` with an empty list.
     """
     if (found := with_streams()) is None:
         return {"cuda": []}
@@ -69,10 +69,10 @@ def capture_on_accelerators() -> dict[str, list[bytes]]:
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Set all random generators to what :func:`capture_rng` returned.
 
-    Accelerators beyond those that were captured, or captured but not here, are left alone.
+    Accelerators that were not captured are left alone; states of absent ones are ignored.
 
     Raises:
-        CheckpointError: It is not such a state; then no generator was changed.
+        CheckpointError: It is not such a state; no generator is changed.
     """
     before = capture_rng()
     try:
@@ -104,7 +104,7 @@ def encode_training(training: Any) -> Any:
     """Return the training state as typed JSON.
 
     Raises:
-        CheckpointError: Something in it can't be stored; the message names where it stands.
+        CheckpointError: Something in it can't be stored; the message names its place.
     """
     if not isinstance(training, TrainingState):
         kind = type(training).__name__
@@ -119,7 +119,7 @@ def encode_training(training: Any) -> Any:
 
 
 def serialized(values: Any) -> bytes:
-    """Return JSON as it is written."""
+    """Return values as the JSON that is written."""
     try:
         content = json.dumps(values).encode()  # with an indent it takes three times as long
     except ValueError as error:  # an integer of thousands of digits

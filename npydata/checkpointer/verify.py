@@ -36,8 +36,8 @@ FOLDERS = (
     ("torch", r".*\.bin\.index\.json|.*-of-\d{5}\.bin"),
     ("torch", r"config\.json pytorch_model\.bin"),
 )
-"""Who writes folders with these names in them, all that are divided by a blank. The first counts.
-The name with a slash is the folder's own."""
+"""Which tool writes folders with these names in them; names separated by a space must all be there.
+The first match counts. A name with a slash is the folder's own."""
 SHARD = re.compile(r"-of-(?!00001\.)\d{5}\.(safetensors|bin)$")
 MAX_DEPTH, MAX_JSON_BYTES = 6, 1 << 28
 STEP = re.compile(r"(?:step|iter(?:ation)?|checkpoint|global_step|ckpt)[-_=]?(\d+)", re.IGNORECASE)
@@ -45,7 +45,7 @@ STATE = re.compile(
     r"(model|pytorch_model|adapter_model|optimizer|scheduler|rng_state|random_states|scaler|sampler"
     r"|custom_checkpoint|dl_state_dict)[^/]*\.(safetensors|bin|pt|pth|pkl)"
 )
-"""Files without which a run does not go on as it was."""
+"""Files without which a run can't resume as it was."""
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class Found:
 def scan(root: str | os.PathLike[str]) -> list[Found]:
     """Return the checkpoints in a folder and the folders in it, the newest first.
 
-    Newest is: last committed, of our own; with the largest step, where all have one; else last
-    changed. Links are not followed.
+    The newest is the last committed, if all are npydata's; else the one with the largest step, if
+    all have one; else the last changed. Links are not followed.
 
     Raises:
         CheckpointError: There is no such folder or file.
@@ -103,13 +103,13 @@ def scan(root: str | os.PathLike[str]) -> list[Found]:
 
 
 def walk(path: Path, depth: int) -> Iterator[Found]:
-    """Yield what a file or folder is, or what the folders in it are."""
+    """Yield the checkpoint that a file or folder is, or those in the folders in it."""
     if path.is_symlink() and depth:
         return
     names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     kind = kind_of(path, names)
     inner = [name for name in names if re.fullmatch(r"checkpoint[-_]\d+", name)]
-    if kind and inner:  # a trainer's folder: its last model lies beside the checkpoints
+    if kind and inner:  # a trainer's folder: its last model is beside the checkpoints
         kind, names = None, inner
     if kind is None:
         for name in names:
@@ -132,7 +132,7 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
 
 
 def kind_of(path: Path, names: list[str]) -> str | None:
-    """Return who wrote a file or folder, by the names in it; None if it is no checkpoint."""
+    """Return which tool wrote a file or folder, by its names; None if it is not a checkpoint."""
     if not path.is_dir():
         if path.suffix == ".bin" and not path.name.startswith("pytorch_model"):
             with path.open("rb") as file:
@@ -146,7 +146,7 @@ def kind_of(path: Path, names: list[str]) -> str | None:
 
 
 def step_in(name: str) -> int | None:
-    """Return the step that a name tells."""
+    """Return the step in a name, if there is one."""
     steps = STEP.findall(name) or re.findall(r"(?<![\d=.])(\d+)(?:\.\w+)?$", name)
     return int(steps[-1]) if steps and len(steps[-1]) < 19 else None
 
@@ -159,7 +159,7 @@ def files_in(path: Path) -> list[Path]:
 
 
 def check(found: Found, files: list[Path]) -> None:
-    """Refuse a checkpoint that is not complete; fill in what its files say of it.
+    """Refuse a checkpoint that is not complete; fill in what its files say about it.
 
     Raises:
         CheckpointError: A file is missing or cut off.
@@ -187,7 +187,7 @@ def check(found: Found, files: list[Path]) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that is cut off, as far as its header or its directory tells."""
+    """Refuse a file that is cut off, as far as its header or its zip directory shows."""
     if path.suffix == ".safetensors" or path.name.endswith(INDEX):
         open_checkpoint(path).close()
     elif path.suffix == ".json":
@@ -198,7 +198,7 @@ def check_file(path: Path) -> None:
 
 
 def check_torch(path: Path) -> None:
-    """Refuse a file of ``torch.save`` whose end is not where its directory or its pickle has it."""
+    """Refuse a ``torch.save`` file that does not end where its directory or its pickle says."""
     file = LocalFile(path)
     start = file.read(0, min(START_BYTES, file.size))
     if start[:4] == b"PK\3\4":
@@ -222,9 +222,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def adopt_siblings(one: Found, found: list[Found]) -> None:
-    """Refuse what lacks a file that every complete checkpoint beside it has.
+    """Refuse a checkpoint that lacks a file that every complete one beside it has.
 
-    Some files are written after the one that comes last otherwise, or not named by any other.
+    Some files are written after the one that is otherwise last, or are named in no other file.
     """
     if one.why or one.kind == "npydata" or not one.path.is_dir():
         return

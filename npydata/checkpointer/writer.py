@@ -1,7 +1,7 @@
 """Write the staging buffer to files as it fills.
 
 ``O_DIRECT`` moves pages from memory to the disk without a copy, and leaves the page cache, which
-holds the training data, alone. It wants whole pages and aligned memory. File systems that refuse it
+holds the training data, alone. It needs whole pages and aligned memory. File systems that refuse it
 get ordinary writes.
 """
 
@@ -17,16 +17,16 @@ from npydata.system.atomic import name_file
 
 DIRECT = getattr(os, "O_DIRECT", 0)
 WRITE_BYTES = 1 << 26
-"""What is written at once."""
+"""Bytes per write."""
 
 
 def write_files(
     folder: Path, snapshot: Snapshot, small: Mapping[str, bytes]
 ) -> dict[str, FileEntry]:
-    """Write the files of a snapshot as they fill, then the ``small`` ones; all are on disk then.
+    """Write the files of a snapshot as they fill, then the ``small`` ones, all flushed to the disk.
 
     Returns:
-        What the manifest says of each, by name.
+        The manifest's entry for each, by name.
     """
     for file in snapshot.files:
         write_durably(folder / file.name, snapshot, file)
@@ -89,7 +89,7 @@ def open_direct(path: Path) -> int:
 
 
 def leave_direct(descriptor: int) -> bool:
-    """Go on with ordinary writes; return whether they were direct before."""
+    """Switch to ordinary writes; return whether they were direct before."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if not flags & DIRECT:
         return False

@@ -21,12 +21,12 @@ Access = Literal["mmap", "pread"]
 
 
 class Backend:
-    """Reads tokens by number; safe to share between threads.
+    """Reads tokens by position; safe to share between threads.
 
     Raises:
-        TokenFileError: The file no longer has the size it was opened with: it was written again,
-            and would give other tokens. And touching a mapped page beyond the end of a file that
-            shrank kills the process (SIGBUS).
+        TokenFileError: The file no longer has the size it was opened with: it was rewritten, and
+            would give other tokens. Touching a mapped page beyond the end of a file that shrank
+            would also kill the process (SIGBUS).
     """
 
     def __init__(self, header: Header, access: Access) -> None:
@@ -36,14 +36,14 @@ class Backend:
         self.descriptor = os.open(header.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.descriptor)
         self.map = None
-        if access == "mmap" and all(header.shape):  # nothing can't be mapped
+        if access == "mmap" and all(header.shape):  # without tokens there is nothing to map
             self.map = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
             self.tokens: TokenArray = np.frombuffer(self.map, header.dtype, offset=header.offset)
             self.buffer = self.tokens.data
             self.views: dict[int, TokenArray] = {}
 
     def read(self, starts: list[int], counts: list[int]) -> list[Any]:
-        """Return buffers with stretches of tokens: of a map views, nothing is copied."""
+        """Return one buffer of tokens per start; with a map these are views, not copies."""
         pairs = zip(starts, counts, strict=True)
         if self.map is None:
             return [self.gather(np.array([start]), count)[0] for start, count in pairs]
@@ -56,7 +56,7 @@ class Backend:
             self.require_unchanged(self.map.size())
             if width not in self.views:
                 self.views[width] = sliding_window_view(self.tokens, width)
-            # Touched first, all windows are fetched from memory together.
+            # Touch the start of every window first, so that all are fetched from memory together.
             _ = self.tokens[starts]
             windows: TokenArray = self.views[width][starts]
             return windows
@@ -73,14 +73,14 @@ class Backend:
         return out
 
     def will_need(self, starts: IntArray, counts: IntArray) -> bool:
-        """Ask the kernel to read what isn't in memory; return whether a sample of it was."""
+        """Ask the kernel to read ahead unless a sample is in memory; return whether it was."""
         itemsize = self.header.dtype.itemsize
 
         def is_resident(begin: int) -> bool:
             warm = is_cached(self.descriptor, begin)
             if not warm and self.map is not None:
-                # From here on pages come by advice, so a fault need not read those beside it. At
-                # once, for another thread may be about to fault.
+                # From here on advice brings the pages, so a fault need not read its neighbours. Set
+                # at once, since another thread may be about to fault.
                 self.map.madvise(mmap.MADV_RANDOM)
             return warm
 

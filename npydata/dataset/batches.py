@@ -1,4 +1,4 @@
-"""Batches that came in one piece: cut into samples, joined out of several, copied where need be."""
+"""Batches: split into samples, cut into smaller ones, joined into one, and copied."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from npydata.errors import NpyDataError
 
 
 def split(batch: Any) -> list[Any]:
-    """Return the samples of a batch: of a tensor, a tuple or a dictionary of them, packed rows."""
+    """Return the samples of a batch: a tensor, a tuple or dictionary of them, or packed rows."""
     if hasattr(batch, "samples"):  # a batch with parts that don't belong to one sample each
         return list(batch.samples())
     if isinstance(batch, Mapping):
@@ -20,17 +20,17 @@ def split(batch: Any) -> list[Any]:
 
 
 def cut(batch: Any, sizes: list[int]) -> Any:
-    """Return a batch of tensors, or of packed rows, as several of so many samples each."""
+    """Return a batch of tensors or packed rows as several batches of ``sizes`` samples."""
     if hasattr(batch, "samples"):
         return batch.split(sizes)
     return list(zip(*[one.split(sizes) for one in batch], strict=True))
 
 
 def join(batches: list[Any], order: torch.Tensor, names: list[str]) -> Any:
-    """Return the samples of several batches as one, in the order given.
+    """Return the samples of several batches as one batch, in the given order.
 
     Raises:
-        NpyDataError: They don't fit together; the message says which of ``names`` is what.
+        NpyDataError: They don't fit together; the message says what each of ``names`` gave.
     """
     kinds = [str(tree_map(kind_of, batch)) for batch in batches]
     if len(set(kinds)) > 1:

@@ -10,11 +10,11 @@ Both give ``x, y`` with ``y`` shifted by one, and fetch a whole batch with one g
 With ``as_dict=("input_ids", "labels")`` a sample is a dictionary for models that shift the labels
 themselves, as Hugging Face's do: both are the same ``seq_len`` tokens.
 
-Everything is numbered twice. A *window* is a number from 0 on, over all rows and files. A *start*
-is the number of a token, over all files: where a window begins. The way of a batch is
-``WindowDataset.fetch``: ``map_indices`` turns indices into starts, and is the one thing in which
-the two datasets differ; ``by_file`` shares the starts among the files; each file's backend gathers
-its windows; ``shifted_pair`` casts them.
+There are two numberings. *Windows* are numbered from 0 across all rows and files. A *start* is the
+position of a window's first token, counted over all files. ``WindowDataset.fetch`` makes a batch:
+``map_indices`` turns indices into starts (the only difference between the two datasets);
+``by_file`` splits the starts by file; each file's backend gathers its windows; ``shifted_pair``
+casts them.
 
 Built in ``notebooks/01_memmap_dataset``.
 """
@@ -51,9 +51,9 @@ from npydata.system.page_cache import AdviceBackoff
 SHORTEST_EPOCH = 4096
 """Random windows have no natural end; shorter epochs make progress bars and logs jumpy."""
 ENOUGH_WINDOWS = 64
-"""A row of so many windows can do without one: then it begins at any of ``stride`` offsets."""
+"""A row with at least this many windows can spare one, to begin at any of ``stride`` offsets."""
 BESIDE_TOKENS = (".idx", ".ds.index", ".documents", ".tokenizer.json")
-"""Endings of files that a glob may match and that hold no tokens."""
+"""Suffixes of files that a glob may match but that hold no tokens."""
 
 ROW_0 = np.zeros(1, np.int64)
 
@@ -71,19 +71,19 @@ class Batch(NamedTuple):
     """Inputs and targets of one sample or of several."""
 
     inputs: torch.Tensor
-    """What the model reads, int64: ``(seq_len,)`` of one sample."""
+    """What the model reads, int64: ``(seq_len,)`` for one sample."""
     targets: torch.Tensor
     """What it should predict: the inputs shifted by one, same shape, int64."""
 
 
 class TokenDataset(Dataset[Any]):
-    """Samples by number that come a batch at a time: what all datasets here have in common.
+    """Numbered samples that come a batch at a time: the base of all datasets here.
 
-    A subclass says how long it is, and fetches a batch; everything else follows from ``fetch``.
+    A subclass defines its length and ``fetch``; everything else follows from these.
     """
 
     shuffle_by_default = True
-    """What a loader does that is not told whether to shuffle."""
+    """Whether a loader shuffles if its ``shuffle`` is ``None``."""
     seed: int | None = None
     seq_len: int
     num_tokens: int
@@ -108,7 +108,7 @@ class TokenDataset(Dataset[Any]):
             ends = np.cumsum([0] + [file.num_tokens for file in files])
             self._file_begins, self.num_tokens = ends[:-1], int(ends[-1])
         self._advice = AdviceBackoff()
-        # In memory that worker processes share: living ones see the epoch change.
+        # In shared memory, so that running worker processes see the epoch change.
         self._epoch = torch.zeros(1, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
@@ -116,15 +116,15 @@ class TokenDataset(Dataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that ``ds[i]`` is of; a loader passes its own."""
+        """The epoch that ``ds[i]`` uses; a loader passes its own."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Give other samples from now on; call it before each pass of a stock ``DataLoader``."""
+        """Set the epoch of later samples; call it before each pass of a stock ``DataLoader``."""
         self._epoch.fill_(operator.index(epoch))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one sample; for a slice or a list of indices a batch, as ``fetch`` does.
+        """Return one sample, or for a slice or list of indices a batch, as ``fetch`` does.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -149,9 +149,9 @@ class TokenDataset(Dataset[Any]):
         )
 
     def by_file(self, starts: IntArray) -> Iterator[tuple[TokenFile, IntArray, IntArray]]:
-        """Yield each file that holds some of the starts, which of them, and where in it they are.
+        """Yield each file that holds some starts, their indices, and their positions in the file.
 
-        ``starts`` are numbers of tokens over all files.
+        ``starts`` are token positions counted over all files.
         """
         which = np.searchsorted(self._file_begins, starts, side="right") - 1
         for k in sorted(set(which.tolist())):
@@ -159,7 +159,7 @@ class TokenDataset(Dataset[Any]):
             yield self.files[k], mine, starts[mine] - self._file_begins[k]
 
     def advise(self, starts: IntArray, counts: IntArray) -> None:
-        """Advise the kernel that ``counts`` tokens from each start are read soon."""
+        """Advise the kernel that ``counts`` tokens from each start will be read soon."""
         warm = [f.backend.will_need(at, counts[mine]) for f, mine, at in self.by_file(starts)]
         self._advice.record(was_resident=all(warm))
 
@@ -179,7 +179,7 @@ class TokenDataset(Dataset[Any]):
 class WindowDataset(TokenDataset):
     """Windows of token files, numbered from 0 over all rows and files; none crosses a row.
 
-    A batch is one gather. A subclass says at which start the window of an index begins.
+    A batch is one gather. A subclass maps each index to the start of its window.
     """
 
     map_indices: Callable[[IntArray, int | None, int | None], IntArray]
@@ -196,7 +196,7 @@ class WindowDataset(TokenDataset):
         super().__init__(files, vocab_size, as_dict)
         self.seq_len = as_int(seq_len, "seq_len", least=1)
         self.width = self.seq_len + (as_dict is None)
-        """Tokens of a window: with a target for the last input, where targets are shifted."""
+        """Tokens per window: ``seq_len``, plus one where targets are shifted."""
         self.stride = self.width if stride is None else as_int(stride, "stride", least=1)
         self._rows = np.array([file.rows for file in files])
         self._row_lens = np.array([file.row_len for file in files])
@@ -211,7 +211,7 @@ class WindowDataset(TokenDataset):
         self.number_windows(np.array(per_row))
 
     def number_windows(self, per_row: IntArray) -> None:
-        """Number the windows, of which each row of a file has ``per_row``, ``(files,)``."""
+        """Number the windows; ``per_row``, ``(files,)``, is how many each row of a file has."""
         ends = np.cumsum(np.append(0, per_row * self._rows))
         self._per_row, self._window_begins = per_row, ends[:-1]
         self.num_windows = int(ends[-1])
@@ -226,15 +226,15 @@ class WindowDataset(TokenDataset):
     ) -> Any:
         """Return ``x, y``, both ``(len(indices), seq_len)`` int64 and contiguous.
 
-        The fast path: one gather for the whole batch, safe to call from many threads. A dictionary
-        of two if the dataset was asked for such with ``as_dict``.
+        The fast path: one gather for the whole batch, safe to call from many threads. With
+        ``as_dict`` it returns a dictionary of the two instead.
 
         Args:
             indices: Samples, a 1-D list or array of integers; negative ones count from the end.
-            seed: Of random windows; the dataset's own if not given.
-            epoch: Of random windows; the dataset's own if not given.
-            empty: Gives the memory for the result: called once with its shape, returns int64. The
-                loader lends memory here that was written before, which costs no page faults.
+            seed: Seed of random windows; the dataset's own if not given.
+            epoch: Epoch of random windows; the dataset's own if not given.
+            empty: Allocates the result: called once with its shape, returns int64. The loader lends
+                memory that was written before, which costs no page faults.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -255,9 +255,9 @@ class WindowDataset(TokenDataset):
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
     ) -> None:
-        """Advise the kernel of samples fetched soon, so that the disk reads them meanwhile.
+        """Tell the kernel which samples will be fetched soon, so that the disk reads ahead.
 
-        Does nothing costly on files that are in memory. Call it some batches ahead, with the
+        Costs next to nothing on files that are in memory. Call it some batches ahead, with the
         ``indices``, ``seed`` and ``epoch`` that ``fetch`` will get.
         """
         if self._advice.is_due():
@@ -265,16 +265,16 @@ class WindowDataset(TokenDataset):
             self.advise(starts, np.full(len(starts), self.width))
 
     def fingerprint(self) -> str:
-        """Return a short text that tells this data, cut into these windows, from any other.
+        """Return a short text that identifies this data, cut into these windows.
 
-        The same for a moved file, another one for retokenised text. Reads 256 KiB.
+        It stays the same if a file is moved, and changes if the text is retokenised. Reads 256 KiB.
         """
         return fingerprint_of(self.files, self.width, self.stride, len(self))
 
     def locate(self, windows: IntArray) -> tuple[IntArray, IntArray, Any]:
         """Return the start of each window, its row in its file, and that file's number.
 
-        Of a single row, and of a single file, one number stands for all.
+        For a single row, or a single file, one number stands for all windows.
         """
         if len(self.files) == 1 and self.files[0].rows == 1:
             return windows if self.stride == 1 else windows * self.stride, ROW_0, 0
@@ -308,7 +308,7 @@ class MmapDataset(WindowDataset):
             no token is in two samples (``seq_len`` with ``as_dict``, for the same reason);
             ``seq_len`` makes every token but the first a target once.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: The name of their format, such as ``llm.c``; recognised if not given.
+        format: The files' format, such as ``llm.c``; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
         as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels
@@ -318,8 +318,8 @@ class MmapDataset(WindowDataset):
         TokenFileError: A file is malformed, or too short for one window.
         ValueError: ``seq_len`` or ``stride`` is below 1.
 
-    Rows of a 2-D file are kept apart: no window crosses a row. What is left at the end of a row
-    and does not fill a window is not used. Built in ``notebooks/01_memmap_dataset``.
+    Rows of a 2-D file are kept apart: no window crosses a row. Tokens at the end of a row that do
+    not fill a window are not used. Built in ``notebooks/01_memmap_dataset``.
     """
 
     shuffle_by_default = False
@@ -367,11 +367,11 @@ class NpyTokensDataset(WindowDataset):
         seed: With a seed, the window is a pure function of (seed, epoch, index), whatever the
             worker. Without one it is new at every call.
         without_replacement: No token is a target twice in an epoch: sample ``i`` is window ``i``
-            in order, and each epoch's windows begin at other places. ``len`` is then the number of
-            these windows, and what fills none, at most ``2 * seq_len`` tokens of a row, is left
-            out, other ones each time. Without a ``seed``, one is drawn now.
+            in order, and each epoch's windows begin at another offset. ``len`` is then the number
+            of these windows. At most ``2 * seq_len`` tokens of a row fill no window and are left
+            out, different ones each time. Without a ``seed``, one is drawn now.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: The name of their format, such as ``llm.c``; recognised if not given.
+        format: The files' format, such as ``llm.c``; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
         as_dict: Give samples as a dictionary with these two names, inputs and labels; the labels
@@ -412,8 +412,8 @@ class NpyTokensDataset(WindowDataset):
         self._len: int = max(SHORTEST_EPOCH, sum(counts))
         if without_replacement:
             self.seed = fresh_seed() >> 1 if self.seed is None else self.seed
-            # Each epoch moves the windows of a row by another offset. Room for that is what the
-            # windows leave of the row, and one window of a row that has enough of them.
+            # Each epoch moves the windows of a row by another offset. The room for that is what the
+            # windows leave of the row, plus one window if the row has enough of them.
             self.number_windows(self._per_row - (self._per_row >= ENOUGH_WINDOWS))
             room = self._row_lens - self.width - (self._per_row - 1) * self.stride
             self._num_offsets = (room + 1).astype(np.uint64)
@@ -423,7 +423,7 @@ class NpyTokensDataset(WindowDataset):
         return self._len
 
     def map_indices(self, indices: IntArray, seed: int | None, epoch: int | None) -> IntArray:
-        """Return where the windows drawn for some indices begin; fresh ones without any seed."""
+        """Return the start of each index's window; without a seed, windows are drawn anew."""
         seed = self.seed if seed is None else seed
         epoch = self.epoch if epoch is None else epoch
         if seed is None:

@@ -1,4 +1,4 @@
-"""Where the documents of a token file end: said by the format, by rows, or by a token."""
+"""Where the documents of a token file end: given by the format, by rows, or by a token."""
 
 import hashlib
 import json
@@ -16,21 +16,21 @@ from npydata.system.atomic import replacing
 from npydata.system.progress import warn_caller
 
 RECORD_SUFFIX = ".documents"
-"""A file of this name beside a token file says which token ends its documents."""
+"""A file with this suffix beside a token file says which token ends its documents."""
 SCAN_TOKENS = 4 << 20
 
 
 def record_documents(file: TokenFile, eot_id: int) -> None:
-    """Write beside a token file that this token ends its documents, as ``prepare`` does."""
+    """Record beside a token file which token ends its documents, as ``prepare`` does."""
     record = {"eot_id": eot_id, "fingerprint": fingerprint_of([file])}
     with replacing(record_path(file.path)) as out:
         out.write(json.dumps(record).encode())
 
 
 def recorded_eot_id(file: TokenFile) -> int | None:
-    """Return the token that ends documents by the record beside a file; ``None`` without one.
+    """Return the token that ends documents, as recorded beside a file; ``None`` without a record.
 
-    A record of a file that was written again since is passed over.
+    A record is ignored if the file was rewritten since.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
         record = json.loads(record_path(file.path).read_bytes())
@@ -40,15 +40,15 @@ def recorded_eot_id(file: TokenFile) -> int | None:
 
 
 def record_path(path: str | os.PathLike[str]) -> Path:
-    """Return where the record of a token file is."""
+    """Return the path of a token file's record."""
     return Path(f"{os.fspath(path)}{RECORD_SUFFIX}")
 
 
 class Documents:
-    """The documents of one file: what says where they end, and, when asked, where that is.
+    """The documents of one file: what says where they end and, on request, the ends themselves.
 
-    With ``eot_id`` a document ends behind that token, whatever the format says; what follows the
-    last one of a file is a document as well.
+    With ``eot_id`` a document ends after that token, whatever the format says; tokens after the
+    last one in a file are a document as well.
     """
 
     def __init__(self, file: TokenFile, eot_id: int | None = None) -> None:
@@ -65,10 +65,10 @@ class Documents:
         return hashlib.blake2b(self.file.document_ends.data, digest_size=16).hexdigest()
 
     def ends(self) -> IntArray:
-        """Return for each document how many tokens of the file come before its end.
+        """Return, for each document, how many tokens of the file come before its end.
 
         Raises:
-            TokenFileError: The file does not say.
+            TokenFileError: Nothing says where documents end.
         """
         file = self.file
         if self.eot_id is None:
@@ -95,5 +95,5 @@ class Documents:
 
 
 def ends_behind(tokens: TokenArray, eot_id: int) -> IntArray:
-    """Return where documents end: how many of these tokens lie before each end."""
+    """Return where documents end: how many of these tokens come before each end."""
     return np.flatnonzero(tokens == eot_id) + 1

@@ -14,7 +14,7 @@ BLOCK_BYTES = 4096
 def fingerprint_of(files: Sequence[TokenFile], *parameters: Any) -> str:
     """Hash the files' sizes and dtypes, some parameters, and 64 blocks spread over all files.
 
-    Where the files are does not count. ``parameters`` are values whose ``repr`` is their meaning.
+    The files' paths do not count. Parameters count by their ``repr``.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
@@ -22,7 +22,7 @@ def fingerprint_of(files: Sequence[TokenFile], *parameters: Any) -> str:
     digest.update(repr(parameters).encode())
     sizes = [file.num_tokens * file.dtype.itemsize for file in files]
     last = max(0, sum(sizes) - BLOCK_BYTES)
-    # Counted from the file at hand: negative, once the block is in a file before it.
+    # Relative to the current file: negative for blocks in an earlier one.
     begins = [k * last // (BLOCKS - 1) for k in range(BLOCKS)]
     for file, size in zip(files, sizes, strict=True):
         for begin in (one for one in begins if 0 <= one < size):

@@ -1,8 +1,7 @@
-"""The formats of token files: which one a file is, and where in it the tokens are.
+"""The formats of token files: which one a file has, and where in the file the tokens are.
 
-``FORMATS`` is the one ordered list: the first whose ``sniff`` takes a file reads its header. Never
-unpickles anything. A refusal is one line that names the file, the value found and the value
-expected.
+``FORMATS`` lists them in order: the first whose ``sniff`` accepts a file reads its header. Nothing
+is ever unpickled. An error is one line that names the file, the value found and the value expected.
 """
 
 import errno
@@ -35,9 +34,9 @@ class Header(NamedTuple):
     file_size: int
     """Bytes of the whole file, to notice a file that changed."""
     dtype_is_guess: bool = False
-    """Whether neither the files nor the caller say what ``dtype`` is."""
+    """Whether ``dtype`` is given neither by the files nor by the caller."""
     read_ends: Callable[[], IntArray] | None = None
-    """Reads for each document how many tokens come before its end, if the format says it."""
+    """Reads, for each document, how many tokens come before its end, if the format records it."""
 
 
 def read_header(path: Path, format: str, dtype: npt.DTypeLike | None) -> Header:
@@ -86,13 +85,13 @@ def integer_dtype(path: Path, dtype: npt.DTypeLike) -> TokenDtype:
 
 
 def require_plain(path: Path) -> None:
-    """Refuse what is no file, before it is opened: a pipe would block."""
+    """Refuse anything but a file before it is opened: a pipe would block."""
     if path.exists() and not path.is_file():
         raise TokenFileError(f"{path}: is a folder, device or pipe, expected a file")
 
 
 def count_tokens(path: Path, nbytes: int, dtype: TokenDtype, hint: str = "") -> int:
-    """Return how many tokens ``nbytes`` hold, or raise if the last one is cut."""
+    """Return how many tokens ``nbytes`` hold, or raise if the last one is cut off."""
     if nbytes % dtype.itemsize:
         raise TokenFileError(
             f"{path}: {nbytes} bytes is not a multiple of {dtype.itemsize} ({dtype} tokens){hint}"
@@ -150,7 +149,7 @@ def megatron_index(path: Path) -> Path:
 
 
 def is_megatron(path: Path, _head: bytes, _dtype: TokenDtype | None) -> bool:
-    """Take an index, a ``.bin`` that has one, or the prefix they share."""
+    """Accept an index, a ``.bin`` that has one, or the prefix they share."""
     if path.suffix == ".bin" or not path.exists():
         return megatron_index(path).exists()
     return path.suffix == ".idx"
@@ -188,7 +187,7 @@ def read_megatron(path: Path, _: TokenDtype | None) -> Header:
 
 
 def read_megatron_ends(index: Path, sequences: int, itemsize: int, count: int) -> IntArray:
-    """Return where documents end: each is the sequences between two entries of the index."""
+    """Return where documents end: each spans the sequences between two entries of the index."""
     with open(index, "rb") as file:
         file.seek(MEGATRON_HEADER)
         lengths = np.fromfile(file, "<i4", sequences)
@@ -219,7 +218,7 @@ def read_megatron_ends(index: Path, sequences: int, itemsize: int, count: int) -
 
 
 def read_datatrove(path: Path, dtype: TokenDtype | None) -> Header:
-    """Hold the last document end against the size of the token file."""
+    """Check the last document end against the size of the token file."""
     index = Path(f"{path}.index")
     size = path.stat().st_size
     if not index.exists():
@@ -248,7 +247,7 @@ def read_datatrove(path: Path, dtype: TokenDtype | None) -> Header:
 
 LLMC_HEADER = 4 * 256
 LLMC_DTYPES = {(20240520, 1): "u2", (20240801, 7): "u4"}
-"""What a token is, by the header's magic and version."""
+"""A token's dtype, by the header's magic and version."""
 LLMC_EVAL = 20240522
 
 
@@ -275,7 +274,7 @@ def read_llmc(path: Path, _: TokenDtype | None) -> Header:
     return Header(path, "llm.c", found, (count,), LLMC_HEADER, size)
 
 
-# raw: headerless ids, as OLMo's, which are named .npy all the same
+# raw: headerless ids, such as OLMo's, though those are named .npy
 
 LARGEST_VOCABULARY = 1 << 20
 """The largest in use have 2**18 tokens."""
@@ -283,7 +282,7 @@ SAMPLED_BLOCKS, BLOCK_IDS = 8, 1024
 
 
 def read_raw(path: Path, dtype: TokenDtype | None) -> Header:
-    """Count the ids, uint32 unless the caller knows better; ids that look otherwise are named."""
+    """Count the ids, uint32 unless a dtype is given; warn if the ids don't look like uint32."""
     size = path.stat().st_size
     found = dtype or integer_dtype(path, "uint32")
     hint = "" if dtype else '; no dtype was given: give dtype="uint16" if it is nanoGPT\'s'
@@ -304,12 +303,12 @@ class Format(NamedTuple):
     """How a format is recognised and read."""
 
     sniff: Callable[[Path, bytes, TokenDtype | None], bool]
-    """Judges a path, its first 8 bytes (none if it does not exist) and the dtype that was given."""
+    """Takes a path, its first 8 bytes (none if it does not exist) and the dtype that was given."""
     read_header: Callable[[Path, TokenDtype | None], Header]
 
 
 def starts_like_llmc(_: Path, head: bytes, _dtype: TokenDtype | None) -> bool:
-    """Go by the first int32, so that a malformed file and an eval file are refused by name."""
+    """Check the first int32 only, so that malformed and eval files get llm.c's own errors."""
     magics = {LLMC_EVAL, *(magic for magic, _ in LLMC_DTYPES)}
     return int.from_bytes(head[:4], "little") in magics
 

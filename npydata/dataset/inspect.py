@@ -30,10 +30,11 @@ def inspect_tokens(
     """Read a token file once, from end to end, and report what is in it.
 
     Returns:
-        Values that JSON holds. ``id_min`` and ``id_max`` are of the whole file, ``None`` of an
-        empty one. ``dtype_assumed``: neither the file nor the caller said it. ``documents`` is
-        ``None`` where nothing says where they end; ``eot_id`` does, or what ``prepare`` recorded.
-        With ``seq_len``, ``samples`` counts the windows of ``MmapDataset``, which share no token.
+        Values that JSON can hold. ``id_min`` and ``id_max`` cover the whole file; both are ``None``
+        if it is empty. ``dtype_assumed`` is true if neither the file nor the caller gave the dtype.
+        ``documents`` is ``None`` unless the format, ``eot_id`` or what ``prepare`` recorded says
+        where they end. With ``seq_len``, ``samples`` counts the windows of ``MmapDataset``, which
+        share no token.
 
     Raises:
         NpyDataError: The file is malformed, or ``seq_len`` is below 1.
@@ -79,7 +80,7 @@ def inspect_tokens(
 
 
 def as_table(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Yield a report as lines for people."""
+    """Yield a report as human-readable lines."""
     for name, value in report.items():
         label = f"{indent}{name.replace('_', ' ')}"
         if isinstance(value, Mapping):

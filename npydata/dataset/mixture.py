@@ -1,4 +1,4 @@
-"""Several datasets as one, by weight: which of them sample i comes from is computed, not drawn.
+"""Several datasets as one, by weight: the source of sample i is computed, not drawn.
 
 Example::
 
@@ -31,7 +31,7 @@ LARGEST_TOTAL = 1 << 31
 
 
 class SourceCount(NamedTuple):
-    """What a mixture has taken of one source."""
+    """What a mixture has taken from one source."""
 
     samples: int
     epochs: float
@@ -41,7 +41,7 @@ class SourceCount(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Samples with the same weights: from one on, until the next phase."""
+    """A stretch of samples with the same weights, until the next phase."""
 
     begin: int
     weights: tuple[int, ...]
@@ -57,7 +57,7 @@ def blend_counts(samples: IntArray, weights: Sequence[int]) -> IntArray:
     """Return how many of the first ``samples``, ``(n,)``, come from each source: ``(sources, n)``.
 
     The first source takes its share of them, rounded, and passes the rest on to the next, which
-    takes its share of that. Each sample more is one more for exactly one source. The heaviest
+    takes its share of that. Each further sample goes to exactly one source. The heaviest source
     goes first, which keeps each of n sources within ``(1 + 1 + 1/2 + ... + 1/(n-1)) / 2`` samples
     of its share: within 1 for two, within 2.5 for twenty.
     """
@@ -78,25 +78,26 @@ class MixtureDataset(TokenDataset):
 
     Args:
         sources: Map-style datasets by name; other mixtures may be among them. Those that aren't
-            ours are asked sample by sample.
+            npydata's are read sample by sample.
         weights: One for each source, by name or in their order. Only their ratios count. A float
-            stands for the decimal number it is written as; ``weights`` says what they became.
-        schedule: Other weights from a sample on: ``{sample number: weights}``, counted over all
-            epochs of the mixture.
+            stands for the decimal number it is written as; the property ``weights`` gives the exact
+            shares.
+        schedule: Other weights from given samples on: ``{sample number: weights}``, counted over
+            all epochs of the mixture.
         num_samples: How long an epoch of the mixture is. If not given, it ends when the first
-            source has been passed over once.
+            source has given all its samples once.
         seed: Decides the order within each source; a loader's own seed takes its place.
 
     Raises:
-        ValueError: Weights, names or numbers are impossible; the message names them.
+        ValueError: Weights, names or numbers are invalid; the message names them.
 
-    Promises: after any number of samples, each source has given its share to within one sample of
-    two sources, two and a half of twenty (:func:`blend_counts`); each change of weights begins a
-    count of its own. Each source's samples come shuffled, each once in each of its epochs; a source
-    that ends begins its next epoch, also in the middle of the mixture's. Sample i of an epoch is a
-    pure function of (seed, epoch, i), and the mixture's epochs go on where the last one ended, so a
-    loader's state says where every source stands. The samples of a batch must fit together: of one
-    kind, and of one shape.
+    Promises: after any number of samples, each source has given its share, to within one sample for
+    two sources and two and a half for twenty (:func:`blend_counts`); each change of weights begins
+    a new count. Each source's samples come shuffled, each once in each of its epochs; a source that
+    runs out begins its next epoch, even in the middle of the mixture's. Sample i of an epoch is a
+    pure function of (seed, epoch, i), and each epoch of the mixture continues where the last one
+    ended, so a loader's state says where every source stands. The samples of a batch must fit
+    together: one kind, one shape.
     """
 
     shuffle_by_default = False
@@ -144,21 +145,21 @@ class MixtureDataset(TokenDataset):
 
     @property
     def weights(self) -> dict[str, Fraction]:
-        """The shares at the beginning, exactly as they are kept; they add up to one."""
+        """The exact shares at the beginning; they add up to one."""
         weights = self._phases[0].weights
         return {
             name: Fraction(w, sum(weights)) for name, w in zip(self.names, weights, strict=True)
         }
 
     def reweighted(self, at: int, weights: Weights) -> "MixtureDataset":
-        """Return the same mixture with other weights from a sample on.
+        """Return the same mixture with other weights from sample ``at`` on.
 
         Args:
-            at: The first sample of the new weights, counted over all epochs: ``epoch * len(self) +
-                samples`` of a loader's state.
-            weights: As for a new mixture; shares are counted from here.
+            at: The first sample with the new weights, counted over all epochs: ``epoch * len(self)
+                + samples`` of a loader's state.
+            weights: As for a new mixture; shares are counted from ``at``.
 
-        Every source goes on where it stands: no sample is lost or repeated. A state taken at
+        Every source continues where it stands: no sample is lost or repeated. A state taken at
         ``at`` or before it fits the new mixture as well.
         """
         new = copy.copy(self)
@@ -169,7 +170,7 @@ class MixtureDataset(TokenDataset):
         return new
 
     def progress(self, epoch: int, samples: int) -> dict[str, SourceCount]:
-        """Return what each source has given when so many samples of an epoch are taken."""
+        """Return what each source has given after ``samples`` samples of an epoch."""
         counts = self._counts(epoch * self.num_samples + samples).tolist()
         return {
             name: SourceCount(count, count / len(source), count * getattr(source, "seq_len", 0))
@@ -186,7 +187,7 @@ class MixtureDataset(TokenDataset):
     ) -> Any:
         """Return a batch, as its sources give it; safe to call from many threads.
 
-        ``empty`` isn't called: what several sources give is joined in new memory.
+        ``empty`` isn't called: samples of several sources are joined in new memory.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -211,17 +212,17 @@ class MixtureDataset(TokenDataset):
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
     ) -> None:
-        """Tell our datasets among the sources of samples fetched soon."""
+        """Tell npydata's datasets among the sources which samples will be fetched soon."""
         for k, _, own, options in self._requests(indices, seed, epoch):
             if isinstance(self.sources[k], TokenDataset):
                 self.sources[k].will_need(own, **options)
 
     def fingerprint(self) -> str:
-        """Return a short text that tells this mixture from any other."""
+        """Return a short text that identifies this mixture."""
         return self.fingerprint_at(0, 1 << 62)
 
     def fingerprint_at(self, epoch: int, samples: int) -> str:
-        """Return what decides the samples before a place, so that what comes after may change."""
+        """Return a hash of what decides the samples before a position; later ones may change."""
         passed = max(1, min(epoch * self.num_samples + samples, 1 << 62))
         phases = [(p.begin, p.weights) for p in self._phases if p.begin < passed]
         sources = [
@@ -269,10 +270,10 @@ class MixtureDataset(TokenDataset):
     def _requests(
         self, indices: npt.ArrayLike, seed: int | None, epoch: int | None
     ) -> Iterator[tuple[int, IntArray, IntArray, dict[str, int]]]:
-        """Yield what a batch takes of each source, and of each of its epochs.
+        """Yield what a batch takes from each epoch of each source.
 
-        The source, the places in the batch, the source's own samples for them, and the seed and
-        epoch that its ``fetch`` gets, if it is one of our datasets.
+        The source, the positions in the batch, the source's own samples for them, and the seed and
+        epoch that its ``fetch`` gets if it is one of npydata's datasets.
         """
         seed = (self.seed or 0) if seed is None else seed
         epoch = self.epoch if epoch is None else epoch
@@ -296,7 +297,7 @@ def shuffle_of(length: int, seed: int, epoch: int) -> Permutation:
 
 
 def integer_weights(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
-    """Return weights, by name or in a row, as integers in the order of the sources' names.
+    """Return weights, by name or in order, as integers in the order of the sources' names.
 
     A float stands for the decimal number it is written as: 0.1 is one tenth. Ratios finer than
     one in 2**31 are rounded; none becomes 0.

@@ -1,4 +1,4 @@
-"""Rows packed with whole documents and their boundaries: no token of a batch sees another text.
+"""Rows packed with whole documents, and the boundaries that keep documents apart.
 
 Example::
 
@@ -7,10 +7,10 @@ Example::
     for batch in loader:
         batch.inputs, batch.targets, batch.cu_seqlens
 
-A row is a few *spans*, stretches of documents; ``packing.py`` decides which, once, and keeps them
-in an index. ``fetch`` looks up the spans of its rows (``_spans_of``), reads each from its file and
-writes it beside the one before (``_fill``). A span that is not the end of its document is read one
-token further, for the last target.
+A row is a few *spans*, stretches of documents; ``packing.py`` chooses them once and keeps them in
+an index. ``fetch`` looks up the spans of its rows (``_spans_of``), reads each from its file and
+joins them (``_read``). A span that is not the end of its document is read one token further, for
+the last target.
 """
 
 import os
@@ -57,21 +57,21 @@ IGNORE_INDEX = -100
 
 
 class PackedBatch(NamedTuple):
-    """A batch of packed rows, ``(B, T)``, or one row, ``(T,)``: int64, if nothing else is said.
+    """A batch of packed rows, ``(B, T)``, or one row, ``(T,)``: int64 unless noted.
 
-    A sequence is a stretch of a document, or what pads a row.
+    A sequence is a stretch of a document, or the padding of a row.
 
     Attributes:
         inputs: What the model reads; 0 where a row is padded.
-        targets: The next token of the same document; -100 behind its last one.
+        targets: The next token of the same document; -100 after its last one.
         cu_seqlens: Where sequences begin in the flattened batch, and its length: int32,
             ``(sequences + 1,)``.
         max_seqlen: Length of the longest sequence, in tokens.
-        documents: The document that each sequence is of, counted over all files, ``(sequences,)``;
-            -1 for what pads a row.
+        documents: The number of each sequence's document, counted over all files, ``(sequences,)``;
+            -1 for padding.
 
-    ``position_ids`` and ``document_ids`` are computed whenever they are asked for, on the batch's
-    device: they would be half of what is brought there.
+    ``position_ids`` and ``document_ids`` are computed on each access, on the batch's device: they
+    would otherwise be half of what is copied there.
     """
 
     inputs: torch.Tensor
@@ -82,15 +82,15 @@ class PackedBatch(NamedTuple):
 
     @property
     def position_ids(self) -> torch.Tensor:
-        """Places within the sequence, of the shape of ``inputs``: 0 wherever one begins."""
-        # Counted up through the batch, and back by its length behind the end of each sequence.
+        """Positions within the sequence, in the shape of ``inputs``: 0 wherever one begins."""
+        # Count up through the batch, and back by a sequence's length after its end.
         steps = torch.ones_like(self.inputs).view(-1)
         steps[self.cu_seqlens[1:-1]] -= self.cu_seqlens.diff()[:-1]
         return steps.cumsum(0).sub_(1).view_as(self.inputs)
 
     @property
     def document_ids(self) -> torch.Tensor:
-        """The document that a token is of, of the shape of ``inputs``; -1 where a row is padded."""
+        """Each token's document number, in the shape of ``inputs``; -1 where a row is padded."""
         lengths, total = self.cu_seqlens.diff(), self.inputs.numel()
         return self.documents.repeat_interleave(lengths, output_size=total).view_as(self.inputs)
 
@@ -98,7 +98,7 @@ class PackedBatch(NamedTuple):
     def collate(rows: Sequence["PackedBatch"], **_: Any) -> "PackedBatch":
         """Return rows as one batch, as ``torch.utils.data.default_collate`` does."""
         inputs, targets, bounds, longest, documents = zip(*rows, strict=True)
-        lengths = torch.cat(bounds).diff()  # below 0 from the end of a row to the next one's begin
+        lengths = torch.cat(bounds).diff()  # negative from the end of a row to the next one's start
         cu_seqlens = torch.cat([bounds[0][:1], lengths[lengths > 0]]).cumsum(0, dtype=torch.int32)
         return PackedBatch(
             torch.stack(inputs),
@@ -113,13 +113,13 @@ class PackedBatch(NamedTuple):
         return self._cut(self.inputs.unbind(), self.targets.unbind())
 
     def split(self, sizes: list[int]) -> list["PackedBatch"]:
-        """Return batches of so many rows each, in the same memory."""
+        """Return batches of ``sizes`` rows, in the same memory."""
         return self._cut(torch.split(self.inputs, sizes), torch.split(self.targets, sizes))
 
     def _cut(
         self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> list["PackedBatch"]:
-        """Return batches of these rows of ours, which follow each other."""
+        """Return batches of these consecutive rows."""
         bounds, documents = self.cu_seqlens.numpy(), self.documents.numpy()
         cuts = np.searchsorted(bounds, np.cumsum([0, *map(torch.numel, inputs)])).tolist()
         longest = np.maximum.reduceat(np.diff(bounds), cuts[:-1]).tolist()
@@ -137,41 +137,41 @@ class PackedBatch(NamedTuple):
         ]
 
 
-# torch documents this table for types that its own way, field by field, would get wrong.
+# torch documents this table for types that its field-by-field collation would get wrong.
 default_collate_fn_map[PackedBatch] = PackedBatch.collate
 
 
 class PackedDataset(TokenDataset):
-    """Rows of ``seq_len`` tokens, filled with documents that fit beside each other.
+    """Rows of ``seq_len`` tokens, filled with documents that fit together.
 
     Args:
         paths: A token file, a list of them, or a glob. Documents are what the format says
             (Megatron, datatrove), the rows of a 2-D file, or what ``eot_id`` ends.
         seq_len: Tokens per row.
-        seed: Which documents are packed together: they are shuffled by it first.
-        crop: ``"tail"`` fills every row, and cuts off the end of a document for that; only the
+        seed: Decides which documents are packed together, by shuffling them first.
+        crop: ``"tail"`` fills every row, cutting off the end of a document where needed; only the
             last row of a block of documents may be padded. ``"none"`` cuts nothing off, and pads.
         bos_id: A token to put before each document.
         eot_id: The token that ends a document and belongs to it, in files that don't say where
-            documents end. What ``npydata prepare --documents`` wrote needs none.
-        index_dir: Where the rows of 100,000 documents or more are kept, so that they are packed
+            documents end. Files written by ``npydata prepare --documents`` need none.
+        index_dir: Where the rows of 100,000 or more documents are kept, so that they are packed
             only once; beside the first file if not given.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
-        format: The name of their format, such as ``llm.c``; recognised if not given.
+        format: The files' format, such as ``llm.c``; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
         vocab_size: Raise on an id outside ``0 .. vocab_size - 1``.
         as_dict: Give batches as a dictionary with these two names, and ``position_ids``, for
             models that shift the labels themselves, as Hugging Face's do: the labels are the
-            inputs, with -100 at the first token of each sequence, so that no model learns to
-            predict it from another text, and where a row is padded.
+            inputs, with -100 where a row is padded and at the first token of each sequence, so that
+            no model learns to predict that token from another document.
 
     Raises:
         TokenFileError: A file is malformed, does not say where documents end, or has no token.
-        ValueError: A number or ``crop`` is impossible.
+        ValueError: A number or ``crop`` is invalid.
 
-    ``fetch(indices)`` gives a :class:`PackedBatch`; ``ds[i]`` is the same of one row. A document
-    longer than a row fills rows of its own, and what is left of it is packed like a short one. Rows
-    are numbered, and the same in every epoch: the loader shuffles them, shares them among ranks and
+    ``fetch(indices)`` gives a :class:`PackedBatch`; ``ds[i]`` gives the same for one row. A
+    document longer than a row fills rows of its own, and what is left of it is packed like a short
+    one. Row ``i`` is the same in every epoch: the loader shuffles rows, shares them among ranks and
     resumes. ``report`` counts what is used, cropped and padded.
     """
 
@@ -230,7 +230,7 @@ class PackedDataset(TokenDataset):
         return PackingReport(len(self), used, total - used, padded, documents)
 
     def fingerprint(self) -> str:
-        """Return a short text that tells these rows of this data from any others."""
+        """Return a short text that identifies these rows of this data."""
         return self._fingerprint
 
     def fetch(
@@ -243,8 +243,8 @@ class PackedDataset(TokenDataset):
     ) -> Any:
         """Return some rows as one batch; safe to call from many threads.
 
-        A :class:`PackedBatch`, or a dictionary if one was asked for with ``as_dict``. Rows don't
-        depend on ``seed`` and ``epoch``. ``empty`` gives the memory: called once, returns int64.
+        A :class:`PackedBatch`, or with ``as_dict`` a dictionary. Rows don't depend on ``seed`` and
+        ``epoch``. ``empty`` allocates the result: called once, returns int64.
 
         Raises:
             IndexError: An index is not in the dataset.
@@ -256,7 +256,7 @@ class PackedDataset(TokenDataset):
             batch = self._read(self._spans_of(rows), empty((2, len(rows), self.seq_len)))
         except TokenFileError:
             raise
-        except (IndexError, ValueError):  # the index is a file, which anybody may have damaged
+        except (IndexError, ValueError):  # the index is a file, which may be damaged
             raise TokenFileError(
                 f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
             ) from None
@@ -268,7 +268,7 @@ class PackedDataset(TokenDataset):
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
     ) -> None:
-        """Advise the kernel of rows fetched soon, so that the disk reads them meanwhile."""
+        """Tell the kernel which rows will be fetched soon, so that the disk reads ahead."""
         if self._advice.is_due():
             spans = self._spans_of(as_indices(indices, len(self)))
             self.advise(spans[:, START], spans[:, LENGTH])
@@ -291,8 +291,8 @@ class PackedDataset(TokenDataset):
         # The length counts the bos, which isn't in the file.
         has_bos = (ends & FIRST > 0) & (self.bos_id is not None)
         goes_on = ends & LAST == 0
-        # A column more than the row has, for the last target of a document that goes on: only the
-        # last span of a row may. Zeros fill what is between the stretches.
+        # One extra column per row, for the last target of a document that continues, which only a
+        # row's last span may do. Zeros fill the gaps between stretches.
         to = begins + begins // self.seq_len + has_bos
         sizes = (lengths - has_bos + goes_on) * ~is_padding
         gaps = np.append(to, targets.size + len(targets)) - np.append(0, to + sizes)
@@ -306,7 +306,7 @@ class PackedDataset(TokenDataset):
                 stretches = [np.asarray(one).astype(self.dtype) for one in stretches]
             for k, stretch in zip(which.tolist(), stretches, strict=True):
                 pieces[2 * k + 1] = stretch
-        # Joined in one call: workers would hand Python's lock over for every copy of an array.
+        # Joined in one call: with a copy per array, workers would hand over the GIL at each one.
         tokens = np.frombuffer(b"".join(pieces), self.dtype).reshape(len(inputs), self.seq_len + 1)
         self.require_vocabulary(tokens)
         inputs[:] = tokens[:, :-1]

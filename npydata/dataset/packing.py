@@ -1,11 +1,11 @@
-"""Which documents share a row: best fit among the documents of a block; and the index of rows.
+"""Decide which documents share a row, by best fit within a block, and keep the index of rows.
 
 ``pack_blocks`` shuffles the documents and takes a block of them at a time. ``pack_block`` cuts
-rows off the long ones, has ``fit`` put what is left of each into rows together, and writes down
-every row as its spans. ``kept_index`` does that once, and keeps the spans for all who ask later.
+rows off the long ones, has ``fit`` combine the remainders into rows, and records every row as its
+spans. ``kept_index`` does that once, and keeps the spans for later.
 
-Lengths are counted in tokens. Sizes that occur are bits of one integer, so the largest that fits is
-found with a shift, whatever the number of documents. Built in
+Lengths are counted in tokens. The sizes that occur are bits of one integer, so a shift finds the
+largest that fits, whatever the number of documents. Built in
 ``notebooks/11_documents_and_mixtures``.
 """
 
@@ -25,23 +25,24 @@ from npydata.errors import TokenFileError
 from npydata.system.progress import warn_caller
 
 PACKING_VERSION = 3
-"""Another number when the same documents make other rows."""
+"""Changes when the same documents would make other rows."""
 START, DOCUMENT, LENGTH, ENDS = range(4)
-"""Columns of a span, a stretch of a document in a row: its first token in the files, the document's
-number, how many tokens of the row it takes, and which of its document's ends are in it. With a bos,
-the first span of a document takes a token more of the row than it has in the file."""
+"""Columns of a span, a stretch of a document in a row: the position of its first token over all
+files, the document's number, how many tokens of the row it takes, and whether its document begins
+and ends in it. With a bos, the first span of a document takes one token more in the row than in the
+file."""
 NO_DOCUMENT = -1
-"""The document of a span that pads a row, and of each position in it."""
+"""The document number of a span that pads a row, and of each position in it."""
 FIRST, LAST = 1, 2
-"""Bits of ``ENDS``: the document begins with this span; it ends with it."""
+"""Bits of ``ENDS``: the document begins with this span; the document ends with it."""
 BLOCK_DOCUMENTS = 4096
-"""Documents that are packed together; more of them fit better and take longer."""
+"""How many documents are packed together; more of them fit better and take longer."""
 BLOCK_ROWS = 256
-"""A block has documents for so many rows at least: its last row may be padded."""
+"""A block has documents for at least this many rows, because its last row may be padded."""
 TOLERATED = 16
-"""One part in so many of the room that is left may be cut off rather than look for shorter ones."""
+"""Cropping up to one part in this many of the room left beats looking for a shorter document."""
 LEAST_KEPT = 100_000
-"""Rows of fewer documents are packed anew each time, which takes a tenth of a second."""
+"""With fewer documents, rows are packed again each time, which takes a tenth of a second."""
 
 Block = tuple[IntArray, IntArray]
 """How many spans each row has, and the spans, ``(spans, 4)``."""
@@ -52,17 +53,17 @@ class PackingReport(NamedTuple):
 
     rows: int
     used: int
-    """Tokens in the rows, those of ``bos_id`` among them."""
+    """Tokens in the rows, including those of ``bos_id``."""
     cropped: int
-    """Tokens that no row has."""
+    """Tokens in no row."""
     padded: int
     """Positions without a token."""
     documents: int
-    """Those that are not empty."""
+    """Documents that are not empty."""
 
 
 def pack_blocks(ends: IntArray, seq_len: int, crop: str, seed: int, bos: int) -> Iterator[Block]:
-    """Yield the rows of documents that end where ``ends`` says, block by block.
+    """Pack the documents that end at ``ends`` into rows; yield these block by block.
 
     Documents are shuffled by ``seed`` and packed ``BLOCK_DOCUMENTS`` at a time. ``bos`` tokens, 0
     or 1, are put before each document that isn't empty.
@@ -92,8 +93,8 @@ def pack_block(
 ) -> Block:
     """Pack documents into rows: full rows of the long ones, best fit for what is left of each.
 
-    A row that isn't full ends with a span of padding.
-    Rows come in a shuffled order: those that are filled first have the longest documents.
+    A row that isn't full ends with a span of padding. Rows come in shuffled order, because those
+    filled first have the longest documents.
     """
     # The rows, in the order in which they are filled: `counts` says how many pieces each has, and
     # a piece is a document (`which`) from an offset on. First come rows of one long document each.
@@ -135,11 +136,11 @@ def within_groups(counts: IntArray) -> IntArray:
 
 
 def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
-    """Put items into rows of a size that none exceeds; return the items of each row.
+    """Put items, none larger than ``room``, into rows of that size; return the items of each row.
 
-    A row begins with the largest item left, and goes on with the largest that fits. If it may be
-    ``cut``, the last one of a row is the smallest that is too large for it, when little of it is
-    lost or when none fits.
+    A row begins with the largest item left and continues with the largest that fits. With ``cut``,
+    the last item of a row is the smallest one too large for it, if little of that is lost or if
+    nothing else fits.
     """
     waiting: dict[int, list[int]] = {}
     for item, size in enumerate(sizes):
@@ -184,8 +185,8 @@ class PackIndex(NamedTuple):
         """Map the rows from two files.
 
         Raises:
-            OSError: They are not there.
-            TokenFileError: They don't belong together.
+            OSError: The files are not there.
+            TokenFileError: The files don't belong together.
         """
         names = index_files(path)
         try:
@@ -214,8 +215,8 @@ def kept_index(
 ) -> PackIndex:
     """Return the rows at ``path``, packed first if they aren't there.
 
-    Rows of many documents are kept in files, packed by one of all the processes that ask; where
-    none can be written, and of few documents, in memory.
+    With many documents, one of the processes that ask packs the rows and keeps them in files. With
+    few, or where no file can be written, the rows stay in memory.
     """
     with suppress(FileNotFoundError):
         return PackIndex.open(path)

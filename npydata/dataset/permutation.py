@@ -21,14 +21,14 @@ class Permutation:
     Raises:
         ValueError: ``n`` is out of range.
 
-    ``Permutation(n, seed)(positions)`` tells which sample comes at each position, for an integer
-    or an array of them, vectorised. Every ``n`` from 1 to 2^62 is a bijection. Compute it for
-    blocks of positions; a call has a fixed cost of some 100 microseconds.
+    ``Permutation(n, seed)(positions)`` gives the sample at each position, for an integer or an
+    array of them, vectorised. It is a bijection for every ``n`` from 1 to 2^62. Call it with blocks
+    of positions: each call has a fixed cost of some 100 microseconds.
 
     A Feistel network on the smallest grid of a x b >= n cells, as in Black and Rogaway, "Ciphers
     with Arbitrary Finite Domains" (2002): each round shifts the column by a hash of the row, then
-    the row by a hash of the column, and either can be undone. The few cells beyond ``n`` are
-    walked on from until the walk re-enters the range.
+    the row by a hash of the column, and either can be undone. A position that lands on one of the
+    few cells beyond ``n`` is mapped again until it is in range (cycle walking).
     """
 
     def __init__(self, n: int, seed: int) -> None:
@@ -56,7 +56,7 @@ class Permutation:
         return -(-self.n // columns), columns
 
     def scramble(self, cells: HashArray) -> HashArray:
-        """Move cells of the grid, those beyond n too: no two to the same place."""
+        """Permute the cells of the grid, including those beyond n."""
         row, column = np.divmod(cells, self.columns)
         for key in self.keys:
             column = shift(column, mix64(row * GOLDEN ^ key), self.columns)
@@ -64,7 +64,7 @@ class Permutation:
         return row * self.columns + column
 
     def samples_at(self, positions: HashArray) -> HashArray:
-        """Return the sample at each position: a cell beyond n is walked on from."""
+        """Return the sample at each position: a cell beyond n is mapped again."""
         samples = self.scramble(positions)
         outside = np.flatnonzero(samples >= self.n)
         while outside.size:
@@ -76,8 +76,8 @@ class Permutation:
 def shift(values: HashArray, hashes: HashArray, bound: np.uint64) -> HashArray:
     """Add a hash to values below ``bound`` (2^31 at most), and wrap around at ``bound``.
 
-    The upper 32 bits of a hash times the bound, without the lower 32 bits of the product, is an
-    even choice below the bound (Lemire, 2019), and much cheaper than a remainder.
+    The upper 32 bits of a hash times the bound, without the lower 32 bits of the product, is a
+    uniform choice below the bound (Lemire, 2019), and much cheaper than a remainder.
     """
     half = np.uint64(32)
     moved = values + ((hashes >> half) * bound >> half)

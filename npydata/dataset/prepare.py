@@ -29,17 +29,17 @@ END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the 256 bytes and the end-of-text token
 LARGEST_VOCABULARY = 1 << 24  # the trainer reserves memory for it; the largest in use are 2**18
 HEAD_BYTES = 8 << 10
-"""A NUL byte among this many first bytes marks a file as binary."""
+"""A NUL byte within this many first bytes marks a file as binary."""
 BLOCK_CHARS = 1 << 20
 """Text is read this many characters at a time."""
 BATCH_PIECES = 64
-"""Pieces encoded per call: work for all cores, little to hold."""
+"""Pieces encoded per call: enough work for all cores, and little to hold in memory."""
 PIECE_CHARS = 32 << 10
 """The longest stretch of text the tokenizer sees at once; 2 to 32 Ki are equally fast."""
 SPAN_BYTES = 64 << 10
 """The training sample is taken in spans of this many bytes."""
 PYTHON_CORPUS_SKIPS = ("site-packages", "dist-packages")
-"""Folders inside the standard library's that hold other people's packages."""
+"""Folders inside the standard library's that hold third-party packages."""
 WHOLE_WORDS = re.compile(r".*\S(?=\s\S)", re.DOTALL)
 """Ends before a space between words, where a byte-level BPE splits anyway: cutting there changes no
 token."""
@@ -49,12 +49,12 @@ class PrepareReport(NamedTuple):
     """What one run of ``prepare`` read and wrote."""
 
     num_tokens: int
-    """Tokens in the file, the end-of-text tokens among them."""
+    """Tokens in the file, including the end-of-text tokens."""
     vocab_size: int
     eot_id: int
     """The id of the end-of-text token, for ``PackedDataset(path, seq_len, eot_id=...)``."""
     summary: str
-    """One line for people."""
+    """One human-readable line."""
 
 
 def prepare(
@@ -76,15 +76,15 @@ def prepare(
     ``<|endoftext|>``; the same characters inside a text are ordinary text. Without ``tokenizer`` a
     byte-level BPE of at most ``vocab_size`` tokens is trained on about ``sample_mb`` MB, taken
     evenly from all files. Ids are uint16 when they fit, else uint32. With ``row_len`` the file is
-    2-D, and tokens that do not fill the last row are dropped, with a warning. With ``documents`` it
-    is recorded how they end: ``PackedDataset(out, T)`` needs no ``eot_id`` then (but where
-    ``row_len`` makes rows, which are documents otherwise).
-    The same text gives the same bytes. Memory does not grow with the text. When the run fails or is
-    killed, ``out`` is what it was before; the tokenizer follows ``out`` by one rename.
+    2-D, and tokens that do not fill the last row are dropped, with a warning. With ``documents``
+    the end-of-text id is recorded beside ``out``, so ``PackedDataset(out, T)`` needs no ``eot_id``
+    (except with ``row_len``: without ``eot_id``, rows then count as documents). The same text gives
+    the same bytes. Memory does not grow with the text. If the run fails or is killed, ``out`` is
+    what it was before; the tokenizer is renamed into place right after ``out``.
 
     Raises:
-        OSError: A source cannot be read (found out before anything is written, but for errors that
-            show up in mid-file), or the disk is full.
+        OSError: A source cannot be read (found before anything is written, except for errors in
+            mid-file), or the disk is full.
         NpyDataError: A source is not text, there is no text, or an option is out of range.
     """
     out, names = Path(out), list(names)
@@ -158,12 +158,12 @@ def list_sources(
     suffix: str = "",
     skip_folders: Collection[str] = (),
 ) -> list[Source]:
-    """Return the text files that ``names`` (files, folders, patterns) stand for.
+    """Return the text files that ``names`` (files, folders, patterns) refer to.
 
     Names keep their order. A folder is read recursively and sorted by path; hidden entries,
-    symbolic links, empty and binary files in it are passed over. A file named twice is read once,
-    one in ``exclude`` never. In folders only names that end in ``suffix`` count, and folders of a
-    name in ``skip_folders`` are not entered.
+    symbolic links, empty and binary files in it are skipped. A file named twice is read once, one
+    in ``exclude`` never. In folders, only names that end in ``suffix`` count, and folders named in
+    ``skip_folders`` are not entered.
 
     Raises:
         OSError: A name does not exist, or any file or folder cannot be read.
@@ -197,7 +197,7 @@ def list_sources(
 def walk(folder: Path, suffix: str, skip_folders: Collection[str]) -> list[Path]:
     """Return a folder's files, recursively, sorted by path."""
 
-    def fail(error: OSError) -> None:  # os.walk would pass over a folder that it can't list
+    def fail(error: OSError) -> None:  # os.walk would skip a folder that it can't list
         raise error
 
     found = []
@@ -210,7 +210,7 @@ def walk(folder: Path, suffix: str, skip_folders: Collection[str]) -> list[Path]
 
 
 def python_corpus() -> list[Path]:
-    """Return the folders whose ``.py`` files every reader has: the standard library and torch."""
+    """Return the folders whose ``.py`` files every user has: the standard library and torch."""
     import torch
 
     return [Path(sysconfig.get_path("stdlib")), Path(torch.__file__).parent]
@@ -222,9 +222,9 @@ def python_corpus() -> list[Path]:
 def train_tokenizer(
     files: Sequence[Source], vocab_size: int, budget: int, progress: bool
 ) -> "Tokenizer":
-    """Train a byte-level BPE on some ``budget`` bytes.
+    """Train a byte-level BPE on about ``budget`` bytes.
 
-    They are every so many-th span of all files, so each has a share in proportion to its size.
+    The sample is every n-th span of all files, so each file has a share in proportion to its size.
     """
     tokenizers = import_tokenizers()
     total, span = sum(file.nbytes for file in files), min(SPAN_BYTES, budget)
@@ -244,7 +244,7 @@ def train_tokenizer(
 
 
 def read_span(path: Path, at: int, nbytes: int) -> str:
-    """Return the text of a part of a file, without characters that its ends cut."""
+    """Return the text of a part of a file, without characters cut off at its ends."""
     with open(path, "rb") as file:
         file.seek(at)
         return file.read(nbytes).decode("utf-8", "ignore")
@@ -266,7 +266,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> "Tokenizer":
 
 
 def import_tokenizers() -> Any:
-    """Return the package, or say what to install."""
+    """Return the package, or raise an error that says what to install."""
     try:
         import tokenizers
     except ModuleNotFoundError:
@@ -286,20 +286,20 @@ def as_encoder(bpe: "Tokenizer") -> "Tokenizer":
 
 
 class Encoder:
-    """Turns files into ids, a batch of pieces of text at a time, and counts what passes by."""
+    """Turns files into ids, a batch of text pieces at a time, and counts each U+FFFD."""
 
     def __init__(self, bpe: "Tokenizer", end: int, bar: ProgressBar) -> None:
         self.bpe, self.end, self.bar = bpe, end, bar
         self.replaced = 0
 
     def encode(self, files: Iterable[Source]) -> Iterator[TokenArray]:
-        """Yield the ids of all files, each with the end of text."""
+        """Yield the ids of all files, the end-of-text id after each."""
         pieces = chain.from_iterable(text_pieces(self.read(file.path)) for file in files)
         while batch := list(islice(pieces, BATCH_PIECES)):
             try:
                 texts = [text for text, _ in batch]
                 encodings = self.bpe.encode_batch_fast(texts, add_special_tokens=False)
-            except Exception as error:  # of a vocabulary without a token for the unknown
+            except Exception as error:  # a vocabulary without an unknown token
                 raise NpyDataError(f"the tokenizer cannot encode every text: {error}") from None
             parts = [
                 encoding.ids + [self.end] * is_last
@@ -308,7 +308,7 @@ class Encoder:
             yield np.fromiter(chain(*parts), np.uint32)
 
     def read(self, path: Path) -> Iterator[str]:
-        """Yield a file's text a block at a time; each fault in its UTF-8 becomes U+FFFD."""
+        """Yield a file's text a block at a time; invalid UTF-8 becomes U+FFFD."""
         with open(path, "rb") as raw, TextIOWrapper(raw, "utf-8", "replace", "") as file:
             read = 0
             while text := file.read(BLOCK_CHARS):
@@ -322,7 +322,7 @@ def text_pieces(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Cut a text into pieces of at most ``PIECE_CHARS`` characters, between words if there are any.
 
     Yields each piece, and whether it is the last. Joined, the pieces are the text; where they are
-    cut does not depend on how it arrived.
+    cut does not depend on the size of the blocks.
     """
     rest = ""
     for block in blocks:

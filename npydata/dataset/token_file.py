@@ -1,4 +1,4 @@
-"""Token files: open any common format for reading, and write ``.npy`` without half a file.
+"""Token files: open any common format for reading; write ``.npy`` files whole or not at all.
 
 Example::
 
@@ -37,8 +37,8 @@ def open_tokens(
     Args:
         path: The file; for Megatron the ``.bin``, the ``.idx`` or their common prefix.
         format: Recognised by content and name if ``auto``.
-        dtype: The integer dtype of a headerless file (uint32 if not given); for the others it is
-            checked against what the file says.
+        dtype: The integer dtype of a headerless file (uint32 if not given); for others it is
+            checked against the file.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
 
     Returns:
@@ -80,7 +80,7 @@ class TokenFile:
     def document_ends(self) -> IntArray | None:
         """For each document, how many tokens come before its end (int64), or ``None``.
 
-        Read and checked when first asked for, then kept: 8 bytes a document.
+        Read and checked on first use, then kept: 8 bytes per document.
 
         Raises:
             TokenFileError: The index beside the file is malformed.
@@ -108,7 +108,7 @@ class TokenFile:
 
 
 def reopen(header: Header, access: Access) -> TokenFile:
-    """Open a file again in another process, and refuse it if it is another one now."""
+    """Open a file again in another process; raise if it has changed."""
     says_dtype = header.format not in ("raw", "datatrove")
     found = read_header(header.path, header.format, None if says_dtype else header.dtype)
     if (found.dtype, found.shape) != (header.dtype, header.shape):
@@ -132,19 +132,19 @@ def write_tokens(
         path: The file to make; an existing one is replaced. It appears when it is complete, or not
             at all.
         chunks: Arrays or lists of ids, of any shape; they are written one after the other.
-        dtype: How to store a token. When not given, the first array's own dtype, which is often
-            numpy's default int64, four times the size of uint16; and uint32 for lists and tensors.
-        row_len: Makes the file 2-D, ``(rows, row_len)``. An incomplete last row is left out, with
-            a warning that says how many tokens that were.
+        dtype: How to store a token. If not given, the first array's own dtype (often numpy's
+            default int64, four times the size of uint16), or uint32 for lists and tensors.
+        row_len: Makes the file 2-D, ``(rows, row_len)``. An incomplete last row is left out, with a
+            warning that says how many tokens it held.
 
     Returns:
         The finished file, open for reading.
 
     Raises:
         TokenFileError: An id does not fit the dtype; the message names it and its position. Or the
-            name ends like another format's, such as ``.bin``; or ``row_len`` is below 1, or more
-            tokens than there are.
-        OSError: The file cannot be written; one that was there before is untouched.
+            name ends like another format's, such as ``.bin``; or ``row_len`` is below 1 or above
+            the number of tokens.
+        OSError: The file cannot be written; an existing file is untouched.
     """
     path = Path(path)
     if row_len is not None and row_len < 1:

@@ -35,9 +35,9 @@ def window_offsets(
 ) -> IntArray:
     """Return the token at which each window begins; no window crosses a row.
 
-    ``windows`` are numbers from 0 on, int64 of any shape, and so is the result. ``per_row`` is how
-    many windows a row holds, one number or one for each window, and so is ``row_len``. A 1-D file
-    is one long row.
+    ``windows`` are window numbers from 0 on, int64 of any shape; the result has the same shape and
+    dtype. ``per_row`` is how many windows a row holds, ``row_len`` how many tokens; each is one
+    number or one per window. A 1-D file is one long row.
     """
     left_over = row_len - per_row * stride
     return windows * stride + windows // per_row * left_over
@@ -70,7 +70,7 @@ def random_windows(indices: IntArray, count: int, seed: int, epoch: int) -> IntA
 
 
 def as_int(value: Any, name: str, least: int | None = None) -> int:
-    """Return an integer of any kind as Python's own; raise for others, and below ``least``."""
+    """Return an integer of any type as an ``int``; raise for other types and below ``least``."""
     at_least = "" if least is None else f" of {least} or more"
     try:
         number = operator.index(value)
@@ -105,9 +105,9 @@ def mix64(values: HashArray) -> HashArray:
     return values
 
 
-@lru_cache(maxsize=256, typed=True)  # 1.0 equals 1, and must be refused all the same
+@lru_cache(maxsize=256, typed=True)  # 1.0 equals 1, but must still be refused
 def stream_key(*parts: int) -> HashArray:
-    """Fold integers such as (seed, epoch) into one 64-bit key, ``()``; the order counts."""
+    """Fold integers such as (seed, epoch) into one 64-bit key, ``()``; order matters."""
     key = 0
     for part in parts:
         value = (key ^ operator.index(part) & MASK64) + GOLDEN_RATIO & MASK64

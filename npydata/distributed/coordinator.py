@@ -1,12 +1,12 @@
-"""How ranks agree: messages through the process group's store, every wait with an end.
+"""How ranks agree: messages through the process group's store, with a time-out on every wait.
 
-A collective has no such end: where one rank raises or dies before it, the others wait for the
-group's own time-out, which is made for training. And a background thread that calls one would
-disturb the order of training's.
+A collective has no such time-out: if one rank raises or dies before it, the others wait for the
+group's own, which is meant for training. And a collective in a background thread would disturb the
+order of training's collectives.
 
 Each exchange has keys of its own, ``KEY/TOPIC/RANK``: rank 0 draws KEY at random and publishes it
-until every plan is there. So what a dead process group left in the store is never believed: a rank
-that sent its plan to an old KEY sends it again as soon as there is a new one.
+until every plan is there. So what a dead process group left in the store is never used: a rank that
+sent its plan to an old KEY sends it again as soon as there is a new one.
 """
 
 import json
@@ -22,11 +22,11 @@ import torch.distributed as dist
 from npydata.errors import CheckpointError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01
-"""Between looks for a message. ``store.wait`` would hold the store's lock against training."""
+"""Between checks for a message. ``store.wait`` would hold the store's lock against training."""
 RANKS_PER_PAUSE = 64
-"""With more ranks the pauses grow, so that the store is asked no more often."""
+"""With more ranks the pauses grow, so that the store is polled no more often."""
 LEAVE_S = 10
-"""So long rank 0, whose process may hold the store, waits for the others to read the outcome."""
+"""How long rank 0, whose process may hold the store, waits for the others to read the outcome."""
 
 
 class RankError(CheckpointError):
@@ -35,12 +35,12 @@ class RankError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class ShardingConfig:
-    """Who saves together, and how long they wait for each other.
+    """Which ranks save together, and how long they wait for each other.
 
     Args:
         process_group: A ``torch.distributed`` process group; None is the default one.
         timeout_s: Seconds that rank 0 waits for the others; they wait twice as long for it. A rank
-            that is dead, stopped or slower than that fails the save, by its number, on all others.
+            that is dead, stopped or slower than that fails the save on all others, which name it.
     """
 
     process_group: Any = None
@@ -55,7 +55,7 @@ class Coordinator:
     """One exchange of messages between the ranks of a group; rank 0 decides.
 
     A message is a JSON object; ``{"error": text}`` says that its rank gives up. ``agree`` is the
-    first part of every exchange, and all of it for a load; what follows uses ``send``, ``gather``,
+    first part of every exchange, and all of it for a load; the rest uses ``send``, ``gather``,
     ``missing`` and ``take``.
 
     Args:
@@ -88,7 +88,7 @@ class Coordinator:
         ):
             if given is not None and given != found:
                 raise CheckpointError(f"{what}={given}, expected {found} as in the process group")
-        self.others = range(1, self.world_size)  # than rank 0
+        self.others = range(1, self.world_size)  # all ranks but 0
         self.key, self.in_background = "", False
         """Rank 0's random text for this exchange; whether a worker now answers for this rank."""
 
@@ -102,16 +102,16 @@ class Coordinator:
         """Return rank 0's answer to this rank's plan.
 
         What a plan ``does`` must be the same on all ranks. ``decide`` runs on rank 0: it gets the
-        plans of all, and returns an answer for each.
+        plans of all ranks, and returns an answer for each.
 
         Raises:
-            CheckpointError: A rank raised, doesn't come, or does something else: the same on every
-                rank that came.
+            CheckpointError: A rank raised, never came, or does something else; the error is the
+                same on every rank that came.
         """
         mine: Exception | None = None
         try:
             message = plan()
-        except Exception as error:  # the others are told, and so don't wait in vain
+        except Exception as error:  # sent to the others, so that they don't wait in vain
             mine, message = error, self.error_message(error)
         try:
             return self._answer(message, decide) if self.rank == 0 else self._ask(message)
@@ -151,7 +151,7 @@ class Coordinator:
             while True:
                 if self._call("check", ["rank_0"]):
                     invited = self._call("get", "rank_0").decode()
-                # Looked for after that: rank 0 answers before it publishes another key.
+                # Checked after that: rank 0 answers before it publishes another key.
                 if self.key and self._call("check", [self._name("answer", self.rank)]):
                     break
                 if invited not in ("", self.key):
@@ -171,7 +171,7 @@ class Coordinator:
     # Single messages
 
     def send(self, topic: str, message: dict[str, Any], rank: int | None = None) -> None:
-        """Leave a message of this rank, or for another one."""
+        """Store a message from this rank, or for another one."""
         name = self._name(topic, self.rank if rank is None else rank)
         self._call("set", name, json.dumps(message))
 
@@ -179,7 +179,7 @@ class Coordinator:
         """Return a message that is there, and delete it.
 
         Raises:
-            RankError: It says that its sender gave up.
+            RankError: The message says that its sender gave up.
         """
         name = self._name(topic, rank)
         message: dict[str, Any] = json.loads(self._call("get", name))
@@ -189,10 +189,10 @@ class Coordinator:
         return message
 
     def gather(self, topic: str, timeout_s: float = 0) -> list[dict[str, Any]]:
-        """On rank 0: return a message of each other rank, in their order.
+        """On rank 0: return a message from each other rank, in their order.
 
         Raises:
-            RankError: One gave up, or gave no word in time.
+            RankError: A rank gave up, or did not answer in time.
         """
         missing = self.missing(topic, self.others, timeout_s or self.timeout_s)
         messages, errors = [], []
@@ -210,9 +210,9 @@ class Coordinator:
         return messages
 
     def missing(self, topic: str, ranks: Iterable[int], timeout_s: float) -> list[int]:
-        """Wait for a message of each of ``ranks``, or for it; return the ranks that lack one then.
+        """Wait for a message from or for each of ``ranks``; return the ranks that still lack one.
 
-        With ``timeout_s`` 0 this looks once.
+        With ``timeout_s`` 0 this checks once.
         """
         names = {self._name(topic, rank): rank for rank in ranks}
         end, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S

@@ -1,7 +1,8 @@
-"""Load a checkpoint into a model and an optimizer, however either of them is spread.
+"""Load a checkpoint into a model and an optimizer, however they are sharded.
 
-Each rank first plans, which changes nothing: what it has is matched with what is saved. When all
-ranks could, each reads the slices that it needs, and no others, from whichever files hold them.
+Each rank first plans, which changes nothing: it matches what it has with what was saved. Once all
+ranks have succeeded, each reads the slices that it needs, and no others, from whichever files hold
+them.
 """
 
 import json
@@ -31,7 +32,7 @@ from npydata.reader.formats.training import (
 )
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
-"""What compiling and wrapping put into the names of a model's parameters."""
+"""What compiling and wrapping add to the names of a model's parameters."""
 
 
 def load_distributed(
@@ -44,8 +45,8 @@ def load_distributed(
     """Load a checkpoint folder into a model and its optimizer, on any number of ranks.
 
     Every rank calls it. The folder may be from ``save_distributed`` on another number of ranks, or
-    from ``save``. Tensors are filled in place, each rank's own part; names may differ in what DDP,
-    FSDP and ``torch.compile`` put before them. The optimizer's state may have been saved as
+    from ``save``. Tensors are filled in place, each rank's own part; names may differ in the
+    prefixes that DDP, FSDP and ``torch.compile`` add. The optimizer's state may have been saved as
     ``optimizer.state_dict()`` or as torch's ``get_optimizer_state_dict(model, optimizer)``.
 
     Returns:
@@ -53,7 +54,7 @@ def load_distributed(
         load now; else ``rng`` is None, with a warning.
 
     Raises:
-        CheckpointError: The folder is no complete checkpoint, it does not fit the model or the
+        CheckpointError: The folder is not a complete checkpoint, it does not fit the model or the
             optimizer (then nothing was changed), or the ranks don't load the same one.
     """
     folder = Path(dir).absolute()
@@ -88,12 +89,13 @@ def load_distributed(
 def plan_model(
     model: torch.nn.Module, saved: Any, tensors: LazyCheckpoint
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the model's tensors, which are to be filled, by the checkpoint's names for them.
+    """Return the model's tensors to fill, keyed by the checkpoint's names for them.
 
-    Also, by the model's own names, what is saved that is no tensor: extra state.
+    Also return the saved values that are not tensors (extra state), keyed by the model's own names.
 
     Raises:
-        CheckpointError: The model has other names or shapes, or its state_dict() returns copies.
+        CheckpointError: The model has other names or shapes, or its ``state_dict()`` returns
+            copies.
     """
     if not isinstance(saved, dict):
         raise CheckpointError(f"its model state is of type {type(saved).__name__}, expected a dict")
@@ -127,7 +129,7 @@ def plan_model(
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what wrappers put into it."""
+    """Return a parameter's name without what wrappers add to it."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "") if wrapper[0] == "_" else name.removeprefix(wrapper)
     return name
@@ -136,10 +138,10 @@ def plain_name(name: str) -> str:
 def plan_optimizer(
     values: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Any:
-    """Return an optimizer's saved state by the numbers of its parameters.
+    """Return an optimizer's saved state, keyed by parameter number.
 
     Raises:
-        CheckpointError: There is none, or it is not one for this optimizer.
+        CheckpointError: There is none, or it does not fit this optimizer.
     """
     if "optimizer" not in values:
         raise CheckpointError("has no optimizer state")
@@ -152,9 +154,9 @@ def plan_optimizer(
 
 
 def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Return an optimizer's state by the numbers of its parameters, as in its ``state_dict()``.
+    """Return an optimizer's state keyed by parameter number, as in its ``state_dict()``.
 
-    One that was saved by names (``get_optimizer_state_dict``) is numbered as this optimizer is.
+    A state saved by name (``get_optimizer_state_dict``) gets this optimizer's numbers.
 
     Raises:
         CheckpointError: Its groups are not those of this optimizer.
@@ -215,7 +217,7 @@ def with_rng(
 def load_optimizer(
     tensors: LazyCheckpoint, numbered: Any, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Read an optimizer's state into new tensors, each spread as its parameter is, and set it."""
+    """Read an optimizer's state into new tensors, each sharded like its parameter; load it."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     targets: dict[str, torch.Tensor] = {}
 

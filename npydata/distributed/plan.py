@@ -1,7 +1,7 @@
-"""Who writes what: replicated tensors once, each shard of the others by one rank that has it.
+"""Which rank writes what: replicated tensors once, each other shard by one rank that has it.
 
-Which shard a rank has, a ``DTensor`` says itself; who writes it, torch's planner decides, that of
-``torch.distributed.checkpoint``.
+A ``DTensor`` itself says which shard a rank has; the planner of ``torch.distributed.checkpoint``
+decides which rank writes it.
 """
 
 import json
@@ -32,7 +32,7 @@ from npydata.reader.pickle.torch import DTYPES
 
 
 class Shard(NamedTuple):
-    """What one rank has of one tensor; travels as a JSON list."""
+    """One rank's part of one tensor; sent as a JSON list."""
 
     name: str
     offsets: tuple[int, ...]
@@ -47,7 +47,7 @@ class Shard(NamedTuple):
         return f"{self.dtype.removeprefix('torch.')} {list(self.sizes)}{of}"
 
     def to_write_item(self) -> WriteItem:
-        """Return it in the words of torch's planner."""
+        """Return it as torch's planner takes it."""
         chunk = ChunkStorageMetadata(torch.Size(self.offsets), torch.Size(self.sizes))
         properties = TensorProperties(dtype=DTYPES[self.dtype])
         data = TensorWriteData(chunk, properties, torch.Size(self.global_shape))
@@ -58,7 +58,8 @@ class Shard(NamedTuple):
 class LocalState:
     """A model's or an optimizer's state, as this rank has it.
 
-    ``shards`` and ``tree`` go to rank 0; its answer counts among ``shards``; ``tensors`` stay here.
+    ``shards`` and ``tree`` go to rank 0, whose answer is indices into ``shards``; ``tensors`` stay
+    here.
 
     Raises:
         CheckpointError: Something in it can't be stored; the message names its place.
@@ -69,7 +70,7 @@ class LocalState:
         self.tree = flat.tree
         self.tensors = {name: local(tensor) for name, tensor in flat.tensors.items()}
         self.shards: list[Shard] = []
-        chunks: dict[Any, Any] = {}  # torch takes long to find one, and most are alike
+        chunks: dict[Any, Any] = {}  # torch is slow to compute one, and most are alike
         tensor: Any
         for name, tensor in flat.tensors.items():
             try:
@@ -90,13 +91,13 @@ class LocalState:
                 self.shards.append(Shard(name, offsets, sizes, shape, str(tensor.dtype), kind))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what rank 0 must know of it."""
+        """Return what rank 0 must know about it."""
         return {"shards": json.dumps(self.shards), "tree": self.tree}
 
     def file(self, chosen: Sequence[int]) -> tuple[Layout, dict[str, torch.Tensor]]:
         """Return the layout of a file with these shards, and their tensors.
 
-        ``chosen`` are numbers in ``shards``. The header says where each stands in its whole tensor.
+        ``chosen`` are indices into ``shards``. The header says where each is in its whole tensor.
         """
         shards = [self.shards[k] for k in chosen]
         tensors = {shard.name: self.tensors[shard.name] for shard in shards}
@@ -110,9 +111,9 @@ class LocalState:
 
 @lru_cache(maxsize=4)
 def share_out(plans: tuple[str, ...]) -> list[list[int]]:
-    """Return which of its shards each rank writes, by number, from the JSON that each sent.
+    """Return the indices of the shards that each rank writes, from the JSON that each sent.
 
-    Kept from save to save, as ranks send the same again, and a thousand of them take seconds.
+    Cached from save to save: ranks send the same again, and a thousand of them take seconds.
 
     Raises:
         CheckpointError: The ranks' states don't make up whole tensors.
@@ -146,9 +147,9 @@ def share_out(plans: tuple[str, ...]) -> list[list[int]]:
 
 
 def merged(trees: Sequence[Any]) -> Any:
-    """Return one tree for all ranks' states, as a pipeline's stages have different layers.
+    """Return one tree for all ranks' states; the stages of a pipeline have different layers.
 
-    Where they differ, the lowest rank's holds.
+    Where values differ, the lowest rank's is kept.
     """
     if all(tree == trees[0] for tree in trees):
         return trees[0]
@@ -156,7 +157,7 @@ def merged(trees: Sequence[Any]) -> Any:
 
 
 def merge(first: Any, other: Any) -> Any:
-    """Add to a nested value what another rank has beyond it, and return it."""
+    """Add to a nested value what only another rank has, and return it."""
     if not isinstance(first, dict) or not isinstance(other, dict):
         return first
     for key, value in other.items():

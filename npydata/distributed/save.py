@@ -1,8 +1,8 @@
-"""One checkpoint by many ranks: each writes its share, and all of it appears at once or nothing.
+"""One checkpoint by many ranks: each writes its share, and all of it appears at once, or none.
 
 The ranks exchange messages twice. In the foreground each sends what it has, and rank 0 answers who
 writes what; then training goes on. In the background each sends what it wrote, and rank 0 commits
-when every shard is on the disk, or says why not. The package lists the messages.
+when every shard is on the disk, or says why not. The package's docstring lists the messages.
 """
 
 import os
@@ -58,8 +58,8 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
 
         Raises:
             CheckpointError: A rank's state can't be stored, the ranks don't save the same, or one
-                gave no word in time; the message names it.
-            OSError: The previous save failed on this rank; nobody began this one.
+                did not answer in time; the message names it.
+            OSError: The previous save failed on this rank; no rank began this one.
         """
         from npydata.distributed.plan import LocalState, merged, share_out  # torch's planners: 1 s
 
@@ -71,14 +71,14 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
         states: dict[str, LocalState] = {}
         small: dict[str, bytes] = {}
 
-        def plan() -> dict[str, Any]:  # what it raises, ``agree`` tells the other ranks
+        def plan() -> dict[str, Any]:  # ``agree`` tells the other ranks what it raises
             self._wait()
             self._roots[folder.parent] = root
             require_replaceable(folder)
             for part, state in zip(PARTS, (model_state, optimizer_state), strict=True):
                 if state is not None or part == "model":
                     states[part] = LocalState(part, state)
-            encode_training(training)  # raises where something can't be stored
+            encode_training(training)  # raises if something can't be stored
             if training.rng is not None:
                 small[f"rng/rank_{coordinator.rank}.json"] = serialized(encode(training.rng))
             return {
@@ -87,7 +87,8 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             }
 
         with ExitStack() as resources:
-            # On rank 0 alone: ``resources`` holds the private folder there, and nothing elsewhere.
+            # Runs on rank 0 only: ``resources`` holds the private folder there, and nothing
+            # elsewhere.
             def decide(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 values = {
                     "training_state": encode_training(replace(training, rng=None)),
@@ -114,7 +115,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             files = {}
             for part, state in states.items():
                 layout, tensors = state.file(answer["chosen"][part])
-                if tensors or coordinator.rank == 0:  # without any there is a file, too
+                if tensors or coordinator.rank == 0:  # rank 0 writes a file even without any
                     files[f"{part}/rank_{coordinator.rank}.safetensors"] = layout, tensors
             snapshot = Snapshot(files, self._buffer)
             keep = self.keep_last, self.keep_every
@@ -169,7 +170,7 @@ def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write:
     """Call ``write``, and exchange its outcome with the other ranks.
 
     Raises:
-        CheckpointError: Another rank failed, or it isn't known what became of the save.
+        CheckpointError: Another rank failed, or the outcome of the save is unknown.
     """
     coordinator.in_background = True
     failed: BaseException | None = None
@@ -187,7 +188,7 @@ def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write:
             failed = error  # rank 0 gave up first, and has removed the folder
     if failed is None:
         return
-    if coordinator.rank:  # rank 0's removal may have met this rank's writes
+    if coordinator.rank:  # rank 0's removal may have raced with this rank's writes
         shutil.rmtree(temporary, ignore_errors=True)
     if isinstance(failed, CheckpointError):
         raise type(failed)(f"{folder}: {failed}") from failed.__cause__
@@ -195,11 +196,11 @@ def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write:
 
 
 def publish_outcome(coordinator: Coordinator, failed: BaseException | None) -> None:
-    """On rank 0: tell the others what became of the save, and wait until they know."""
+    """On rank 0: tell the others the outcome of the save, and wait until they know."""
     message = {} if failed is None else coordinator.error_message(failed)
     for rank in coordinator.others:
         coordinator.send("outcome", message, rank)
-    with suppress(RankError):  # who dies now had nothing more to do
+    with suppress(RankError):  # a rank that dies now had nothing more to do
         coordinator.gather("left", LEAVE_S)
     coordinator.delete("done", *coordinator.others)
 
@@ -208,7 +209,7 @@ def await_outcome(coordinator: Coordinator, failed: BaseException | None) -> Non
     """On another rank: tell rank 0 what failed here, unless it has given up; wait for the outcome.
 
     Raises:
-        RankError: The save failed on any rank, or rank 0 gave no word.
+        RankError: The save failed on some rank, or rank 0 did not answer.
     """
     mine = coordinator.rank
     if failed is not None and coordinator.missing("outcome", [mine], 0):

@@ -1,1 +1,1 @@
-"""For training inside somebody's framework: each module needs that framework's package."""
+"""For training inside a framework: each module needs that framework's package."""

@@ -1,4 +1,4 @@
-"""Lightning: its checkpoints written by ``AsyncCheckpointer``, resumed to the bit.
+"""Lightning: checkpoints written by ``AsyncCheckpointer``, and resumed bit for bit.
 
 Example::
 
@@ -65,7 +65,7 @@ class AsyncCheckpointIO(CheckpointIO):
         """Return a checkpoint, on ``map_location`` if that is a device; nothing is ever unpickled.
 
         Raises:
-            CheckpointError: The folder is no complete checkpoint of this plug-in.
+            CheckpointError: The folder is not a complete checkpoint of this plug-in.
         """
         if not isinstance(map_location, str | torch.device | None):
             raise CheckpointError(f"map_location={map_location!r}, expected a device or None")
@@ -87,16 +87,16 @@ class AsyncCheckpointIO(CheckpointIO):
 
 
 class SaveCheckpoints(Checkpoint):
-    """Saves ``root/step-000100`` every so many optimizer steps, random generators included.
+    """Saves ``root/step-000100`` and so on every few optimizer steps, with random generators.
 
     Args:
         root: The folder of this run's checkpoints.
-        every_n_train_steps: Optimizer steps from one to the next.
+        every_n_train_steps: Optimizer steps between checkpoints.
         keep_last: How many of the newest to keep; ``None`` keeps all.
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
-    It brings :class:`AsyncCheckpointIO` along, unless the trainer has one. Lightning itself keeps
-    no random generators: without this callback a resumed run draws other dropout masks.
+    It installs :class:`AsyncCheckpointIO`, unless the trainer has one. Lightning itself saves no
+    random generators: without this callback a resumed run draws other dropout masks.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SaveCheckpoints(Checkpoint):
         self._rng: dict[str, Any] | None = None
 
     def latest(self) -> str | None:
-        """Return what to give as ``ckpt_path=``: the newest checkpoint; ``None`` without any."""
+        """Return the newest checkpoint, to pass as ``ckpt_path=``; ``None`` if there is none."""
         found = latest_checkpoint(self.root)
         return None if found is None else str(found)
 
@@ -127,13 +127,13 @@ class SaveCheckpoints(Checkpoint):
             trainer.strategy.checkpoint_io = self._io
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Set the random generators, before the first step of a run that was resumed."""
+        """Restore the random generators before the first step of a resumed run."""
         if self._rng is not None:
             restore_rng(self._rng)
             self._rng = None
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save, if it is time."""
+        """Save if a checkpoint is due."""
         step = trainer.global_step
         if step % self.every_n_train_steps == 0 and step != self._saved:
             self._saved = step

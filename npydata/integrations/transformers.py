@@ -1,4 +1,4 @@
-"""The HF Trainer: a callback that saves through ``AsyncCheckpointer``, and resumes to the bit.
+"""The HF Trainer: a callback that saves through ``AsyncCheckpointer``, and resumes bit for bit.
 
 Example::
 
@@ -6,7 +6,7 @@ Example::
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[save])
     trainer.train(resume_from_checkpoint=save.latest())
 
-with ``TrainingArguments(save_strategy="no")``, or the Trainer saves as well. Each checkpoint is a
+Use ``TrainingArguments(save_strategy="no")``, or the Trainer saves as well. Each checkpoint is a
 folder whose ``model.safetensors`` has the names that ``from_pretrained`` expects.
 """
 
@@ -33,7 +33,7 @@ from npydata.loader.loader import AsyncDataLoader
 class LoaderBatches(IterableDataset[Any]):
     """A loader's batches as a dataset, for a torch ``DataLoader`` that hands them on as they are.
 
-    That is what the Trainer knows how to resume: it tells the epoch, and skips what was given.
+    The Trainer knows how to resume that: it sets the epoch, and skips what was already given.
     """
 
     def __init__(self, loader: AsyncDataLoader) -> None:
@@ -46,7 +46,7 @@ class LoaderBatches(IterableDataset[Any]):
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch."""
+        """Make the next pass this epoch."""
         self.loader.set_epoch(epoch)
 
 
@@ -58,16 +58,16 @@ def train_dataloader(trainer: Trainer, loader: AsyncDataLoader) -> DataLoader[An
 
 
 class SaveCheckpoints(TrainerCallback):
-    """Saves ``root/step-000100`` every so many optimizer steps, random generators included.
+    """Saves ``root/step-000100`` and so on every few optimizer steps, with random generators.
 
     Args:
         root: The folder of this run's checkpoints.
-        every_n_steps: Optimizer steps from one to the next; the last step is saved as well.
+        every_n_steps: Optimizer steps between checkpoints; the last step is saved as well.
         keep_last: How many of the newest to keep; ``None`` keeps all.
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
-    Model, optimizer, learning rate schedule and the Trainer's own state are saved; which batches
-    come next, the Trainer finds out by counting. For one process or DDP, where rank 0 saves.
+    Model, optimizer, learning rate schedule and the Trainer's own state are saved; the Trainer
+    finds the next batches by counting. For one process or DDP, where rank 0 saves.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class SaveCheckpoints(TrainerCallback):
         self._state: tuple[Any, TrainingState] | None = None
 
     def latest(self) -> str | None:
-        """Return what to give as ``resume_from_checkpoint=``; ``None`` if nothing was saved yet.
+        """Return what to pass as ``resume_from_checkpoint=``; ``None`` if nothing was saved yet.
 
-        That is a private folder with the Trainer's state as it wants it, and a link to the weights;
-        it goes with this callback.
+        That is a private folder with the Trainer's state in its own format, and a link to the
+        weights; it is removed with this callback.
         """
         self.checkpointer.wait()
         found = latest_checkpoint(self.root)
@@ -108,7 +108,7 @@ class SaveCheckpoints(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Set optimizer and schedule, in a run that was resumed from here."""
+        """Restore optimizer and schedule in a run that was resumed from here."""
         if self._state is None or state.global_step != self._state[1].step:
             self._state = None
             return
@@ -119,7 +119,7 @@ class SaveCheckpoints(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Set the random generators, before the first step of a run that was resumed."""
+        """Restore the random generators before the first step of a resumed run."""
         if self._state is not None:
             restore_rng(self._state[1].rng or {})
             self._state = None
@@ -127,7 +127,7 @@ class SaveCheckpoints(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save, if it is time, or the last step."""
+        """Save if a checkpoint is due, or at the last step."""
         last = state.global_step >= state.max_steps
         due = last or state.global_step % self.every_n_steps == 0
         if not due or not state.is_world_process_zero:

@@ -1,4 +1,4 @@
-"""Memory for batches that is used again once the caller has really let go of it.
+"""Memory for batches that is reused once the caller no longer refers to it.
 
 A fresh buffer costs a page fault for every 4 KiB when it is first written; one that was written
 before costs nothing.
@@ -12,15 +12,15 @@ import torch
 from npydata.dataset.windows import IntArray
 
 FREE = 2
-"""References to a buffer that nobody else has: the pool's list, and ``getrefcount`` itself."""
+"""References to a free buffer: the pool's list, and ``getrefcount`` itself."""
 
 
 class BufferPool:
-    """Lends int64 arrays, again when nothing refers to them any more.
+    """Lends int64 arrays, and lends them again when nothing refers to them any more.
 
-    A tensor made from a lent array, or from any view of it, refers to the buffer behind it. So a
-    buffer that only the pool refers to is free, and memory that the caller keeps is never lent
-    again. At most ``most`` buffers are looked after; more than that are lent once.
+    A tensor made from a lent array, or from any view of it, refers to its buffer. So a buffer that
+    only the pool refers to is free, and memory that the caller keeps is never lent again. At most
+    ``most`` buffers are pooled; any more are lent only once.
     """
 
     def __init__(self, most: int, *, pinned: bool = False) -> None:

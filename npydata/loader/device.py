@@ -1,4 +1,4 @@
-"""Bring batches to where the model is, beside the computation: pinned memory, side streams."""
+"""Copy batches to the model's device during the computation: pinned memory, side streams."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ class Transfer:
 
     Args:
         device: Where tensors should be; ``None`` leaves them on the CPU.
-        pin_memory: Leave them in pinned memory there. Without an accelerator nothing is pinned.
+        pin_memory: Put tensors that stay there in pinned memory. Without an accelerator nothing is
+            pinned.
 
     ``send`` runs in a worker. For a device with streams it returns when the copy is done, so that
     pinned memory can be used again at once. ``receive`` runs in the consumer: it tells the
@@ -36,7 +37,7 @@ class Transfer:
         """Whether there is anything to do; walking through a batch costs time."""
 
     def send(self, batch: Any) -> Any:
-        """Return the batch where it should be."""
+        """Return the batch on its device."""
         if self.stream is None:
             return tree_map_only(torch.Tensor, self._moved, batch)
         with on_stream(self.stream):
@@ -65,6 +66,6 @@ class Transfer:
 
 
 def require_device(device: torch.device | str | None) -> None:
-    """Raise unless batches can be brought to a device; nothing is begun on it."""
+    """Raise unless batches can be copied to a device; does not initialise it."""
     if device is not None and (why := why_unusable(device)) is not None:
         raise LoaderError(why)

@@ -28,7 +28,7 @@ from npydata.loader.state import Position
 Transform = Callable[..., Any]
 
 NOTED_SAMPLES = 16
-"""How many samples of a batch that failed are named in the error."""
+"""How many samples of a failed batch are named in the error."""
 
 
 class Delivery(NamedTuple):
@@ -41,22 +41,23 @@ class Delivery(NamedTuple):
 
 
 class Fetcher:
-    """Makes the batches of an epoch, a group at a time; called by every worker, with its number.
+    """Makes the batches of an epoch, a group at a time; workers call it with a group's number.
 
-    Nothing in it leads back to the loader or its iterator: threads hold it, and an iterator that
-    the caller drops must be collected, for that ends the threads.
+    It holds no reference to the loader or its iterator: threads hold it, and an iterator that the
+    caller drops must be collected, because that ends the threads.
 
     Args:
         dataset: Map-style, or a stream, whose samples are in the plans themselves.
         order: Plans by number.
-        seed: Of random windows and of transforms.
+        seed: Seed of random windows and of transforms.
         transforms: Called on each sample, in order.
-        collate_fn: Makes a batch of a list of samples; ``None`` for the dataset's or torch's way.
-        dtype: Cast to this.
+        collate_fn: Makes a batch of a list of samples; ``None`` uses the dataset's or torch's.
+        dtype: Cast tensors to this.
         transfer: Brings a batch to its device.
-        group: How many batches a number stands for, and are fetched together.
+        group: How many batches a number stands for; they are fetched together.
         pool: Memory for batches that are fetched whole.
-        require_open: Raises if the epoch was left, so that nobody waits for a slow batch's rest.
+        require_open: Raises if the epoch was abandoned, so that the rest of a slow batch is not
+            waited for.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Fetcher:
         fetch = None if self.is_stream else getattr(dataset, "fetch", None)
         self.fetch = fetch and with_accepted(fetch, known)
         if self.fetch and not accepts(fetch, "empty"):
-            # One that takes our memory gives each batch memory of its own; this one may not.
+            # A fetch that takes ``empty`` gives each batch its own memory; this one may not.
             self.fetch = BufferWatch(self.fetch)
         self.read_ahead = None
         if isinstance(order, EpochOrder) and hasattr(dataset, "will_need"):
@@ -95,7 +96,7 @@ class Fetcher:
         plans = [self.order(k) for k in numbers]
         batches: list[Any] = [None] * self.group
         if self.group > 1 and plans[-1].items is not None:
-            with suppress(Exception):  # made again one by one, it is raised at its batch's place
+            with suppress(Exception):  # made one by one below, its own batch raises it
                 batches = self.together(numbers.start, plans)
         return [
             make_or_wrap(partial(self.deliver, plan=plan, batch=batch), k)
@@ -111,7 +112,7 @@ class Fetcher:
         return cut(batch, [len(plan.items) for plan in plans])
 
     def deliver(self, number: int, *, plan: Plan, batch: Any) -> Delivery:
-        """Return a batch, made now if it isn't there; an error says which, and of which samples."""
+        """Return a batch, made now if it isn't there; an error names the batch and its samples."""
         self.require_open()
         if plan.items is None:
             return Delivery(None, plan.after, is_end=True)
@@ -152,7 +153,7 @@ class Fetcher:
         return [self.sample(index) for index in indices]
 
     def sample(self, index: Any) -> Any:
-        """Return one sample, unless the epoch is left meanwhile."""
+        """Return one sample; raise if the epoch was abandoned."""
         self.require_open()
         try:
             return self.dataset[index]
@@ -164,7 +165,7 @@ class Fetcher:
         """Return a sample after all transforms.
 
         One with a parameter ``rng`` gets a ``numpy.random.Generator`` that depends on seed, epoch,
-        sample and its own place among the transforms, and on no worker.
+        sample and its own place among the transforms, not on the worker.
         """
         for which, (transform, wants_rng) in enumerate(self.transforms):
             drawn_from = [self.seed & MASK64, self.order.epoch, key, which]
@@ -188,10 +189,10 @@ class Fetcher:
 
 
 class BufferWatch:
-    """Copies batches of a dataset that may fill one buffer again and again.
+    """Copies the batches of a dataset that may reuse one buffer.
 
-    The first two batches are fetched one at a time. If they share memory, all are: two threads
-    would overwrite each other's batch.
+    The first two batches are fetched one at a time. If they share memory, all others are, too: two
+    threads would overwrite each other's batch.
     """
 
     def __init__(self, fetch: Callable[[Any], Any]) -> None:
@@ -204,7 +205,8 @@ class BufferWatch:
         with self._lock if self._reuses or self._seen < 2 else nullcontext():
             batch = self._fetch(indices)
             if self._seen < 2:
-                # The first one is held until the second is there: nothing new can be in its place.
+                # The first one is held until the second is there, so that its memory can't be
+                # reused.
                 self._reuses = self._seen > 0 and address(batch) == address(self._last)
                 self._last, self._seen = batch, self._seen + 1
             else:
@@ -228,7 +230,7 @@ def first_tensor(batch: Any) -> torch.Tensor | None:
 
 
 class ReadAhead:
-    """Tells a dataset which batches come after one, some of them at a time, each of them once."""
+    """Tells a dataset which batches come next, several at a time and each of them once."""
 
     def __init__(self, order: EpochOrder, advise: Callable[[Any], None], distance: int) -> None:
         self._order, self._advise, self._distance = order, advise, distance
@@ -236,14 +238,15 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def before(self, number: int) -> None:
-        """Advise of ``distance`` to twice as many batches after ``number``, if that is due."""
+        """Advise of the next ``distance`` to twice as many batches after ``number``, if due."""
         if number + self._distance < self._advised:
             return
         with self._lock:
             begin, end = self._advised, max(self._advised, number + 2 * self._distance + 1)
             if begin > 0:  # the other threads need not wait
                 self._advised = end
-            # At the beginning they do: faults before the advice would read ahead on their own.
+            # At the beginning they wait: faults before the advice would trigger the kernel's
+            # readahead.
             coming = [self._order.indices(k) for k in range(begin, min(end, len(self._order)))]
             if coming:
                 self._advise(np.concatenate(coming))
@@ -259,7 +262,7 @@ def accepts(function: Any, name: str) -> bool:
 
 
 def with_accepted(function: Callable[..., Any], known: dict[str, Any]) -> Callable[..., Any]:
-    """Bind what is known to those of a function's parameters that have these names."""
+    """Bind those of the known values that a function has parameters for."""
     return partial(function, **{name: v for name, v in known.items() if accepts(function, name)})
 
 

@@ -1,4 +1,4 @@
-"""One pass over an epoch: takes batches in order, counts them, and stops the workers when left.
+"""One pass over an epoch: takes batches in order, counts them, and stops the workers at the end.
 
 Built in ``notebooks/03_async_loader``.
 """
@@ -20,21 +20,21 @@ from npydata.loader.state import Cursor
 
 @dataclass(slots=True)
 class LoaderStats:
-    """What the newest iterator has seen so far; enough to say who waits for whom."""
+    """What the newest iterator has seen so far; enough to tell whether training waits for data."""
 
     batches: int = 0
-    """Delivered so far."""
+    """Batches delivered so far."""
     tokens: int = 0
     """Elements of the batches' first tensor."""
     elapsed_s: float = 0.0
-    """From the iterator's beginning to the last batch."""
+    """Seconds from the iterator's start to the last batch."""
     wait_s: float = 0.0
-    """The consumer stood still for a batch."""
+    """Seconds that the consumer waited for batches."""
     sources_at: Callable[[], dict[str, Any]] = field(default=dict, repr=False)
 
     @property
     def sources(self) -> dict[str, Any]:
-        """What all ranks together were given of each source of a mixture, since the run began.
+        """What all ranks together have received from each source of a mixture since the run began.
 
         Samples, tokens and epochs by name; empty for other datasets.
         """
@@ -53,7 +53,7 @@ class LoaderStats:
     def to_dict(self) -> dict[str, int | float]:
         """Return the numbers under flat names, for a training log.
 
-        Of a mixture's sources, ``sources/NAME/samples`` and so on.
+        A mixture's sources come as ``sources/NAME/samples`` and so on.
         """
         counts = {
             f"sources/{name}/{what}": getattr(source, what)
@@ -73,11 +73,11 @@ class LoaderStats:
 class PrefetchIterator:
     """One pass over an epoch, or over what is left of it; made by ``iter(loader)``.
 
-    ``len`` is the number of batches still to come, and a ``TypeError`` where the order has no
+    ``len`` is the number of batches still to come; it raises a ``TypeError`` where the order has no
     length. ``close`` (or leaving the ``with`` block, or dropping the last reference) stops the
     workers and ends the iterator: there are no more batches. An iterator that its loader ended,
-    because another one began or the loader was set elsewhere, raises a ``LoaderError`` if it is
-    asked again: its epoch isn't over. So does one that two threads ask at the same time.
+    because another one began or the loader moved elsewhere, raises a ``LoaderError`` if it is used
+    again: its epoch isn't over. So does one that two threads use at the same time.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class PrefetchIterator:
         length: int | None,
     ) -> None:
         self._process = os.getpid()
-        # Alive as long as the iterator is open: close() calls it, and so do its collection and the
-        # interpreter's exit.
+        # Alive as long as the iterator is open: called by close(), by garbage collection and at
+        # interpreter exit.
         self._finalizer = weakref.finalize(self, close_in, self._process, prefetcher)
         self._prefetcher, self._transfer, self._cursor = prefetcher, transfer, cursor
         self._stats, self._length = stats, length
@@ -131,7 +131,7 @@ class PrefetchIterator:
             return self._transfer.receive(batch) if self._transfer.moves else batch
         except StopIteration:
             raise
-        except BaseException:  # Ctrl-C as well: what comes after a batch that got lost is not next
+        except BaseException:  # Ctrl-C as well: after a lost batch, the following one isn't next
             self.close()
             self._require_current()
             raise
@@ -145,11 +145,11 @@ class PrefetchIterator:
         self.close()
 
     def close(self) -> None:
-        """Stop every worker; the loader's state stays behind the last batch delivered."""
+        """Stop every worker; the loader's state stays right after the last batch delivered."""
         self._finalizer()
 
     def end(self, cause: str) -> None:
-        """Stop on the loader's account, unless it is over already; ``cause`` is what happened."""
+        """Stop on the loader's behalf, unless closed already; ``cause`` is for the message."""
         if self._finalizer.alive:
             self._ended_by = cause
         self.close()

@@ -52,20 +52,20 @@ STOCK_ARGUMENTS = {
     "in_order": "leave it out: batches always come in order",
     "pin_memory_device": "write pin_memory=True, or device= to have batches brought there",
 }
-"""Arguments of torch's ``DataLoader`` that there aren't here, and what to write instead."""
+"""Arguments of torch's ``DataLoader`` that don't exist here, and what to write instead."""
 
 SAMPLES_TOGETHER = 256
 """No more samples than this are fetched together; larger batches come one by one."""
 
 SMALLEST = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 0, "seed": None, "rank": 0,
             "world_size": 1}  # fmt: skip
-"""Settings that are integers, and the least they may be."""
+"""Settings that are integers, and the smallest value each may have."""
 
 DECIDED_BY = {
     "sampler": ("shuffle", "rank", "world_size"),
     "batch_sampler": ("sampler", "shuffle", "rank", "world_size", "batch_size", "drop_last"),
 }
-"""What is left to whoever decides the order."""
+"""Arguments that a sampler or a batch sampler decides."""
 
 
 class ArgumentTypeError(LoaderError, TypeError):
@@ -74,11 +74,11 @@ class ArgumentTypeError(LoaderError, TypeError):
 
 @dataclass(frozen=True, slots=True)
 class AsyncDataLoaderConfig:
-    """The settings of an :class:`AsyncDataLoader`, whose arguments say what each of them means.
+    """The settings of an :class:`AsyncDataLoader`, which documents each of them.
 
     Raises:
-        LoaderError: A setting has an impossible value; the message names both. For a value of the
-            wrong type it is a ``TypeError`` as well.
+        LoaderError: A setting has an invalid value; the message names both. If the value has the
+            wrong type, the error is a ``TypeError`` as well.
     """
 
     batch_size: int = 32
@@ -132,17 +132,17 @@ class AsyncDataLoader:
     """Batches of a dataset, made ahead by worker threads.
 
     Args:
-        dataset: Anything with ``len`` and ``[index]``. One with ``fetch(indices)``, as npydata's
-            own, gives whole batches, which is many times faster; ``seed``, ``epoch`` and ``empty``
-            (memory for the batch, as ``numpy.empty`` gives it) are passed to it if it has such
-            parameters. ``will_need(indices)`` beside it is called some batches ahead. Or an
-            iterable-style dataset, which one thread goes through in its own order.
-        config: Settings, which take the place of the defaults below. A keyword with another value
-            than its default takes the place of the config's; to set one back to its default, use
-            ``dataclasses.replace(config, ...)``. An integer is the batch size.
-        batch_size: Samples per batch, of one rank.
-        shuffle: Another order in each epoch, or the dataset's own; ``None`` asks the dataset:
-            windows in order and mixtures are not shuffled, all others are.
+        dataset: Anything with ``len`` and ``[index]``. A dataset with ``fetch(indices)``, such as
+            npydata's own, gives whole batches, which is many times faster; ``seed``, ``epoch`` and
+            ``empty`` (memory for the batch, as ``numpy.empty`` gives it) are passed to it if it has
+            such parameters. Its ``will_need(indices)``, if it has one, is called some batches
+            ahead. Or an iterable-style dataset, which one thread reads in its own order.
+        config: Settings that replace the defaults below. A keyword whose value is not its default
+            overrides the config; to reset one to its default, use ``dataclasses.replace(config,
+            ...)``. An integer is the batch size.
+        batch_size: Samples per batch on one rank.
+        shuffle: A new order in each epoch, or the dataset's own; ``None`` asks the dataset: windows
+            in order and mixtures are not shuffled, all others are.
         drop_last: Leave out the last batch of an epoch if it is short.
         num_workers: Threads that fetch batches. With 0, one still prefetches.
         prefetch_factor: Batches ahead per worker; with 0, the caller fetches each batch itself.
@@ -151,12 +151,12 @@ class AsyncDataLoader:
         sampler: Decides which indices come, and in which order, for this rank.
         batch_sampler: Decides which indices make each batch.
         collate_fn: Makes a batch of a list of samples; torch's own if not given.
-        transforms: Called on each sample, in order. One that has a parameter ``rng`` gets a
+        transforms: Called on each sample, in order. One with a parameter ``rng`` gets a
             ``numpy.random.Generator`` that depends on (seed, epoch, index) only.
         dtype: Cast tensors of the same kind (floats, or integers) to this, no others; ``None``
-            leaves all.
+            casts none.
         device: Where tensors should be. For a GPU they are copied on a stream of their own.
-        pin_memory: Leave batches in memory that a GPU can copy from by itself.
+        pin_memory: Leave batches in pinned memory, which a GPU can copy from by itself.
         rank: Which slice of each global batch is ours; from ``torch.distributed`` if not given.
         world_size: How many ranks share an epoch; from ``torch.distributed`` if not given.
 
@@ -168,13 +168,13 @@ class AsyncDataLoader:
     workers; an exception in a worker is raised at its batch; leaving early stops every thread; a
     batch that you keep is never overwritten; a state taken after any batch resumes with the next
     one, also on another number of ranks or with another batch size. Where a sampler or a stream
-    decides the order, a state is of this rank. Small batches of windows come several in one piece
-    of memory, which has up to 256 samples: to keep only a few of them, keep a ``clone()``.
-    Built in ``notebooks/03_async_loader``.
+    decides the order, a state is only for this rank. Several small batches of windows share one
+    piece of memory of up to 256 samples: to keep only a few of them, keep a ``clone()``. Built in
+    ``notebooks/03_async_loader``.
 
     Raises:
-        LoaderError: A setting is impossible, or loses data.
-        TypeError: An argument is of the wrong type, or there is none of that name.
+        LoaderError: A setting is invalid, or would lose data.
+        TypeError: An argument has the wrong type, or does not exist.
     """
 
     def __init__(
@@ -256,8 +256,8 @@ class AsyncDataLoader:
     def __iter__(self) -> PrefetchIterator:
         """Begin the next epoch, or the one a loaded state points into.
 
-        The same epoch again if the iterator before delivered no second batch. A running iterator is
-        ended, and raises a ``LoaderError`` if it is asked again.
+        The same epoch begins again if the previous iterator delivered fewer than two batches. A
+        running iterator is ended, and raises a ``LoaderError`` if it is used again.
         """
         self._end_iterator("a newer iter(loader)")
         window = self.prefetch_factor * max(1, self.num_workers)  # 0: made by the caller
@@ -288,7 +288,7 @@ class AsyncDataLoader:
             )
             start = order.start
         transfer = Transfer(self.device, pin_memory=self.pin_memory)
-        # Beside those ahead: the batch just taken, and the one before, which a loop's variables
+        # Besides those ahead: the batch just taken, and the one before it, which a loop's variables
         # hold until then.
         pool = BufferPool(buffer.capacity + 2, pinned=transfer.stream is not None)
         fetcher = Fetcher(
@@ -304,7 +304,7 @@ class AsyncDataLoader:
             require_open=buffer.require_open,
         )
         self._cursor = Cursor(start)
-        # A stream has one order, which more threads could only wait for.
+        # A stream has one order: more threads would only wait for each other.
         threads = 1 if self._kind == "stream" else max(1, self.num_workers)
         prefetcher = Prefetcher(fetcher, threads if window else 0, buffer)
         cursor = self._cursor
@@ -338,10 +338,10 @@ class AsyncDataLoader:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``iter`` begin this epoch, as trainers say that count epochs themselves.
+        """Make the next ``iter`` begin this epoch, for trainers that count epochs themselves.
 
-        Nothing changes if it would anyway: also not in the middle of an epoch, after a loaded
-        state. A sampler or a stream is told as well, if it has such a method.
+        No-op if that epoch is next, even from its middle after a loaded state. The ``set_epoch`` of
+        a sampler or a stream, if it has one, is called as well.
         """
         tell = getattr(self._source, "set_epoch", None)
         if tell:
@@ -352,7 +352,7 @@ class AsyncDataLoader:
     def reshuffle(self) -> None:
         """Advance to the next epoch and its order; ends a running iterator, as ``iter`` does.
 
-        Nothing changes where an epoch has just ended, so that the next one is not passed over.
+        No-op where an epoch has just ended, so that the next one is not skipped.
         """
         at = self._cursor.at
         if at.samples or not at.epoch:
@@ -361,11 +361,11 @@ class AsyncDataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return where the newest iterator stands, as plain values.
 
-        ``seed``, ``epoch`` and ``shuffle`` say which order, ``samples`` how many of it all ranks
-        together were given, ``fingerprint`` of which data, and ``data`` what that is, for the
-        message if others come. Batches that were prefetched but not delivered count as not
-        delivered. Where a sampler or a stream decides the order, ``order`` says how it is brought
-        back.
+        ``seed``, ``epoch`` and ``shuffle`` identify the order, ``samples`` is how many of its
+        samples all ranks together have received, ``fingerprint`` identifies the data, and ``data``
+        describes it, for the error message if it differs. Prefetched batches do not count until
+        they are delivered. Where a sampler or a stream decides the order, ``order`` holds what
+        restores it.
         """
         at = self._cursor.at
         return {
@@ -394,10 +394,10 @@ class AsyncDataLoader:
         self.seed = state["seed"]
 
     def fingerprint(self, epoch: int, samples: int) -> str:
-        """Return what tells the data before a place from any other data.
+        """Return a text that identifies the data before a position.
 
-        The dataset's own ``fingerprint_at(epoch, samples)``, whose later samples may then change,
-        or ``fingerprint()``, or else its length.
+        That is the dataset's own ``fingerprint_at(epoch, samples)``, which lets later samples
+        change, or its ``fingerprint()``, or else its length.
         """
         if hasattr(self.dataset, "fingerprint_at"):
             return str(self.dataset.fingerprint_at(epoch, samples))
@@ -406,9 +406,9 @@ class AsyncDataLoader:
         return "a stream" if self._kind == "stream" else f"{len(self.dataset)} samples"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes along, by ``pickle`` or ``copy``: all but iterator and threads.
+        """Return what ``pickle`` and ``copy`` take along: all but the iterator and its threads.
 
-        The copy goes on as one would that loaded this loader's state.
+        The copy continues as if it had loaded this loader's state.
         """
         fresh = {"_cursor": Cursor(self._cursor.at), "_iterator": None, "stats": LoaderStats()}
         return {
@@ -421,10 +421,10 @@ class AsyncDataLoader:
         self.__dict__.update(state, _source_lock=threading.RLock())
 
     def _batches_together(self) -> int:
-        """Return how many batches are fetched as one, and wake a thread once.
+        """Return how many batches are fetched as one, with one wake-up of a thread.
 
-        Small batches of windows and packed rows are: they come so fast that calls and waking would
-        take longer. All others, dictionaries too, come one by one.
+        Small batches of windows and packed rows are fetched together: they come so fast that calls
+        and wake-ups would take longer. All others, dictionaries too, come one by one.
         """
         is_plain = self._source is None and not (self.transforms or self.config.collate_fn)
         fetch = getattr(type(self.dataset), "fetch", None)
@@ -466,7 +466,7 @@ class AsyncDataLoader:
 
 
 def refuse_unknown(positional: tuple[object, ...], unknown: dict[str, Any]) -> None:
-    """Raise at an argument that there isn't, with what to write instead."""
+    """Raise on an argument that doesn't exist, with what to write instead."""
     names = [field.name for field in fields(AsyncDataLoaderConfig)]
     if positional:
         raise ArgumentTypeError(
@@ -482,7 +482,7 @@ def refuse_unknown(positional: tuple[object, ...], unknown: dict[str, Any]) -> N
 def with_given(
     config: AsyncDataLoaderConfig | int | None, given: dict[str, Any]
 ) -> AsyncDataLoaderConfig:
-    """Return a configuration in which those arguments count that aren't at their default."""
+    """Return the configuration, overridden by the arguments that aren't at their default."""
     defaults = AsyncDataLoaderConfig()
     given = {name: v for name, v in given.items() if v is not getattr(defaults, name)}
     if is_integer(config):
@@ -500,7 +500,7 @@ def with_given(
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value counts something: an integer of Python's or numpy's, but no truth value."""
+    """Whether a value is an integer, Python's or numpy's, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -508,7 +508,7 @@ def order_of(dataset: Any, config: AsyncDataLoaderConfig) -> tuple[str, Any]:
     """Return what decides the order: a seed (``"index"``), or a kind of source and the source.
 
     Raises:
-        LoaderError: There can be no order, or more than one.
+        LoaderError: Nothing can decide the order, or more than one argument does.
     """
     name = type(dataset).__name__
     if isinstance(dataset, str | bytes | os.PathLike):
@@ -555,5 +555,5 @@ def choose_seed(dataset: Any, seed: int | None, world_size: int) -> int:
 
 
 def describe(dataset: Any) -> str:
-    """Return what a dataset is, in a line: its own ``repr`` if it has a fingerprint."""
+    """Describe a dataset in one line: by its own ``repr`` if it has a fingerprint."""
     return repr(dataset) if hasattr(dataset, "fingerprint") else type(dataset).__name__

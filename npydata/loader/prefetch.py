@@ -1,4 +1,4 @@
-"""Results made ahead by worker threads and taken in order, never too many.
+"""Results made ahead by worker threads, a bounded number of them, and taken in order.
 
 Built in ``notebooks/03_async_loader``.
 """
@@ -15,7 +15,7 @@ from npydata.errors import LoaderError
 Make = Callable[[int], Any]
 
 LOOK_AGAIN_SECONDS = 0.25
-"""The garbage collector may call ``close`` in a thread that is just about to wait, unheard."""
+"""The garbage collector may call ``close`` in a thread about to wait, which misses the wake-up."""
 
 
 class ReorderBuffer:
@@ -30,8 +30,9 @@ class ReorderBuffer:
         self.claimed = self.taken = 0
         self.results: dict[int, Any] = {}
         self.closed = False
-        # Reentrant: the garbage collector may call close() in a thread that is inside here. Taken
-        # by itself, never through a condition, whose Python code Ctrl-C could leave half-way.
+        # Reentrant: the garbage collector may call close() in a thread that is inside here.
+        # Acquired directly, never through a condition, whose Python code Ctrl-C could interrupt
+        # halfway.
         self.lock = threading.RLock()
         self.room, self.ready = threading.Condition(self.lock), threading.Condition(self.lock)
 
@@ -46,16 +47,16 @@ class ReorderBuffer:
             return self.claimed - 1
 
     def has_room(self) -> bool:
-        """Whether one more result may come into being."""
+        """Whether one more result may be made."""
         return self.claimed - self.taken < self.capacity
 
     def require_open(self) -> None:
-        """Raise after ``close``: who makes a result asks now and then whether to go on."""
+        """Raise after ``close``; workers call this now and then to see whether to go on."""
         if self.closed:
             raise LoaderError("the iterator was closed while it was asked for a batch")
 
     def put(self, number: int, result: Any) -> None:
-        """Leave the result of a claimed number; wake the consumer if it is the next one."""
+        """Store the result of a claimed number; wake the consumer if it is the next one."""
         with self.lock:
             if not self.closed:
                 self.results[number] = result
@@ -63,7 +64,7 @@ class ReorderBuffer:
                 self.ready.notify()
 
     def take_next(self) -> Any:
-        """Return the next result in order, waiting for it; then there is room for another.
+        """Wait for the next result in order and return it, which makes room for another.
 
         Raises:
             LoaderError: The buffer was closed.
@@ -77,7 +78,7 @@ class ReorderBuffer:
             return self.results.pop(self.taken - 1)
 
     def close(self) -> None:
-        """Let go of every result and wake every thread that waits here."""
+        """Drop every result and wake every thread that waits here."""
         with self.lock:
             self.closed = True
             self.results.clear()
@@ -99,7 +100,7 @@ class ExceptionWrapper:
 
 
 def make_or_wrap(make: Make, number: int) -> Any:
-    """Make a result; an error, whatever it is, is the consumer's to see."""
+    """Make a result; wrap any error for the consumer."""
     try:
         return make(number)
     except BaseException as error:
@@ -107,7 +108,7 @@ def make_or_wrap(make: Make, number: int) -> Any:
 
 
 def worker_loop(buffer: ReorderBuffer, make: Make) -> None:
-    """Claim numbers and make what belongs to them until the buffer is closed: a worker's life."""
+    """Run a worker: claim numbers and make their results until the buffer is closed."""
     while (number := buffer.claim()) is not None:
         # No local name for the result: the traceback of an error in it leads to this frame.
         buffer.put(number, make_or_wrap(make, number))
@@ -137,7 +138,7 @@ class Prefetcher:
         try:
             for thread in self.threads:
                 thread.start()
-        except BaseException:  # no more threads to be had, or Ctrl-C: those that run must end
+        except BaseException:  # no more threads available, or Ctrl-C: those that run must end
             buffer.close()
             raise
 
@@ -147,7 +148,7 @@ class Prefetcher:
         Raises:
             Exception: Whatever ``make`` raised.
         """
-        made = self.made  # close(), in another thread, puts another one in its place
+        made = self.made  # close(), in another thread, replaces it
         if not made:
             group = self.buffer.take_next() if self.threads else self._make_one()
             made.extend(group if isinstance(group, list) else [group])

@@ -2,11 +2,12 @@
 
 An epoch is one order of all samples. Where the loader decides it, that is pure arithmetic: a
 *global* batch is the next ``batch_size * world_size`` samples, and each rank takes its slice. So
-where an epoch stands is one number, the samples that all ranks together have been given, and any
-number of ranks can take it up again. Built in ``notebooks/02_order_without_a_list``.
+the position in an epoch is one number, the samples that all ranks together have received, and any
+number of ranks can resume from it. Built in ``notebooks/02_order_without_a_list``.
 
-A sampler's order, or a stream's, has to be *pulled*, one item after the other, and only the thing
-itself knows how to stand somewhere: by its ``state_dict``, or by being pulled again that often.
+The order of a sampler or a stream has to be *pulled*, one item after the other. Only the source
+itself can return to a position: through its ``state_dict``, or by being pulled again that many
+times.
 """
 
 import copy
@@ -32,16 +33,16 @@ BLOCK_SAMPLES = 8192
 """Shuffling has a fixed cost per call, so indices are computed for many batches at a time."""
 
 LEAST_ADVISED = 4
-"""At least this many batches lie between advising of a sample's pages and fetching it."""
+"""A sample's pages are advised at least this many batches before it is fetched."""
 
 
 class Plan(NamedTuple):
     """What batch k is made of; ``items`` is ``None`` after the last one."""
 
     items: Any
-    """Indices, an int64 array or a list; of a stream, the samples themselves."""
+    """Indices, an int64 array or a list; for a stream, the samples themselves."""
     keys: range | IntArray
-    """An integer for each sample: its index, or its place in the epoch of a stream."""
+    """An integer for each sample: its index or, in a stream, its position in the epoch."""
     after: Position
     """Where the epoch stands once this batch is delivered."""
 
@@ -58,7 +59,7 @@ class RankSlices:
     """
 
     num_samples: int
-    """In the dataset."""
+    """Samples in the dataset."""
     batch_size: int
     """Samples per batch of one rank."""
     rank: int = 0
@@ -68,14 +69,14 @@ class RankSlices:
     drop_last: bool = False
     """Leave out the last batch if it is short."""
     start: int = 0
-    """Samples that all ranks together were given before."""
+    """Samples that all ranks together received before."""
 
     def __len__(self) -> int:
         full, rest = divmod(self.num_samples - self.start, self.batch_size * self.world_size)
         return full + (rest >= self.world_size and not self.drop_last)
 
     def samples_after(self, batches: int) -> int:
-        """Samples that all ranks together have been given once each got that many batches."""
+        """Samples that all ranks together have received once each got that many batches."""
         shared = (self.num_samples - self.start) // self.world_size * self.world_size
         return self.start + min(batches * self.batch_size * self.world_size, shared)
 
@@ -87,15 +88,15 @@ class RankSlices:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Return the seed of an epoch's shuffle: another one for each seed and each epoch."""
+    """Return the seed of an epoch's shuffle, different for each seed and each epoch."""
     return int(stream_key(seed, epoch))
 
 
 class EpochOrder:
     """The samples of each batch of an epoch: in order, or shuffled without a list.
 
-    Constant memory; safe to share between threads, which ask for numbers within ``window``, and
-    for indices up to three times as far ahead.
+    Constant memory; safe to share between threads that ask for batches within ``window``, and for
+    indices up to three times as far ahead.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class EpochOrder:
         return block[within * size : (within + 1) * size]  # the last batch may be short
 
     def _compute(self, number: int) -> IntArray:
-        """Compute a block, unless another thread just did, and forget those long past."""
+        """Compute a block, unless another thread just did, and drop those long past."""
         with self._lock:
             if number not in self._blocks:
                 first = number * self._per_block
@@ -147,22 +148,22 @@ class EpochOrder:
 
 
 class PulledOrder:
-    """One epoch of an order that is not ours, pulled by whichever thread asks for the next batch.
+    """One epoch of another source's order, pulled by whichever thread asks for the next batch.
 
     Args:
         source: What gives the items: a sampler, a batch sampler or an iterable dataset.
         kind: ``"sampler"``, ``"batch_sampler"`` or ``"stream"``.
         size: Items per batch.
         drop_last: Leave out a short batch at the end.
-        start: Where to begin. ``start.order``, if it is not ``None``, is what :meth:`_state` gave:
-            the source is brought there.
+        start: Where to begin. ``start.order``, if it is not ``None``, is what :meth:`_state`
+            returned; the source is restored to it.
         seed: Decides what torch's samplers draw from the global generator when they begin.
-        lock: Held while the source works, also by an iterator that was left a moment ago.
-        require_open: Raises if the epoch was left.
+        lock: Held while the source runs, also by an iterator that was abandoned a moment ago.
+        require_open: Raises if the epoch was abandoned.
 
-    ``start`` is afterwards where the epoch begins, its order's state filled in. A sampler's first
-    item is pulled at once, by the caller. Where the source has a ``len``, its last batch ends the
-    epoch; elsewhere the end is noticed when one more batch is asked for.
+    The attribute ``start`` is where the epoch begins, with its ``order`` filled in. A sampler's
+    first item is pulled at once, by the caller. If the source has a ``len``, its last batch ends
+    the epoch; otherwise the end is noticed when one more batch is asked for.
     """
 
     def __init__(
@@ -184,11 +185,11 @@ class PulledOrder:
         self._plans: dict[int, Plan | BaseException] = {}
         self._pulled, self._over = 0, False
         self._length = length_hint(source, sys.maxsize)
-        # Items that were pulled to see whether there are any, and belong to the next batch.
+        # Items pulled to see whether there are any; they belong to the next batch.
         self._peeked: list[Any] = []
         with lock:
             self._open(start.order or {"given": 0})
-        # What was loaded is kept: a source often says where it stands only once it was asked.
+        # Keep a loaded state: many sources know their position only once they have been pulled.
         self.start = start if start.order else start._replace(order=self._state())
         if kind != "stream":  # torch's samplers draw a seed when they are asked for the first item
             with lock, torch.random.fork_rng(devices=[]):
@@ -196,8 +197,8 @@ class PulledOrder:
                 self._peeked = self._pull(1)
 
     def _open(self, state: dict[str, Any]) -> None:
-        """Begin the source where a state says."""
-        # How many items of this epoch are in batches; what is saved for a source without a state.
+        """Begin the source at the position of a state."""
+        # How many items of this epoch are in batches: what is saved for a source without a state.
         self._given, self._generator = state["given"], generator_of(self.source)
         if "source" in state:
             self.source.load_state_dict(copy.deepcopy(state["source"]))
@@ -215,13 +216,13 @@ class PulledOrder:
             self.iterator.load_state_dict(copy.deepcopy(state["iterator"]))
         stands_there = "source" in state or "iterator" in state
         self._skip = 0 if stands_there else self._given
-        # The source's own state may be that of its last epoch's end: then it has to begin again.
+        # The source's own state may be from the end of its last epoch: then it has to begin again.
         self._reopen = stands_there and self._given == 0
 
     def _state(self) -> dict[str, Any]:
-        """Return what brings the source back here, as a copy.
+        """Return a copy of what restores the source to this position.
 
-        Its own state if it has one, else how many items to pull again.
+        That is its own state if it has one, else how many items to pull again.
         """
         things = {"source": self.source, "iterator": self.iterator}
         if self.iterator is self.source:
@@ -279,7 +280,7 @@ class PulledOrder:
         return Plan(None, range(0), Position(self.epoch + 1, 0, self._state()))
 
     def _pull_on(self) -> list[Any]:
-        """Return the items of the next batch, after those that were given before."""
+        """Return the items of the next batch, skipping those already given."""
         while self._skip and self._pull(1):
             self._skip -= 1
         items = self._pull(self.size)
@@ -296,7 +297,7 @@ class PulledOrder:
             while len(items) < count:
                 self._require_open()
                 item = next(self.iterator)
-                # A stream may fill one buffer again and again.
+                # A stream may reuse one buffer for every item.
                 items.append(copied(item) if self.kind == "stream" else item)
         except StopIteration:
             pass
@@ -331,7 +332,7 @@ def draw_seed(world_size: int) -> int:
     """Draw a seed that all ranks share; ``torch.manual_seed`` decides it.
 
     Raises:
-        LoaderError: The ranks have no process group to agree by.
+        LoaderError: The ranks have no process group to agree through.
     """
     drawn = [int(torch.empty((), dtype=torch.int64).random_())]
     if world_size > 1:

@@ -9,14 +9,14 @@ STATE_VERSION = 2
 
 
 class Position(NamedTuple):
-    """A place between two batches."""
+    """A position between two batches."""
 
     epoch: int = 0
     samples: int = 0
-    """Samples of the epoch that all ranks together were given."""
+    """Samples of the epoch that all ranks together have received."""
     order: dict[str, Any] | None = None
-    """What brings a sampler or a stream there; ``None`` where a seed decides the order, and where
-    the source just begins anew."""
+    """What restores a sampler or a stream to this position; ``None`` where a seed decides the
+    order, and where the source simply begins again."""
 
 
 class Cursor:
@@ -26,10 +26,10 @@ class Cursor:
         self.start = self.at = start
         self.delivered = 0
         self.source_is_there = False
-        """Whether a sampler or stream stands at ``at`` by itself, because its epoch has ended."""
+        """Whether a sampler or stream is already at ``at``, because its epoch has ended."""
 
     def advance(self, position: Position) -> bool:
-        """Stand after a batch that was delivered; return whether that ended the epoch."""
+        """Move past a delivered batch; return whether that ended the epoch."""
         is_over = position.epoch != self.at.epoch
         self.at, self.delivered = position, self.delivered + 1
         if is_over:
@@ -39,8 +39,8 @@ class Cursor:
     def next_start(self) -> Position:
         """Return where the next iterator begins.
 
-        That is the next epoch, once a second batch was delivered. An iterator that gave none, or
-        one that was only for a look at the first batch, used up no epoch.
+        That is the next epoch, once a second batch was delivered. An iterator that gave no batch,
+        or only a first one to look at, used up no epoch.
         """
         return self.start if self.delivered < 2 else Position(self.at.epoch + 1)
 
@@ -51,13 +51,13 @@ def require_state(
     fingerprint: Callable[[int, int], str],
     num_samples: int | None,
 ) -> None:
-    """Raise unless a state is that of a loader like ours.
+    """Raise unless a state is from a loader like ours.
 
     Args:
-        state: What was loaded.
+        state: The loaded state.
         now: Our own state, to compare with.
-        fingerprint: Of an epoch and its samples so far: that of our data, up to that place.
-        num_samples: In the dataset; ``None`` where that is not known.
+        fingerprint: Takes an epoch and its samples so far; returns that of our data up to there.
+        num_samples: Samples in the dataset; ``None`` if unknown.
     """
     wanted = {"version", "seed", "epoch", "samples", "fingerprint", "shuffle", "order"}
     if not isinstance(state, dict) or not wanted <= state.keys():
@@ -80,7 +80,7 @@ def require_state(
             "the length of the dataset"
         )
     if state["epoch"] == state["samples"] == 0 and state["order"] is None:
-        return  # nothing was given yet: it fits every loader of the dataset
+        return  # nothing was delivered yet: it fits every loader of the dataset
     if state["shuffle"] != now["shuffle"]:
         raise LoaderError(
             f"the state is of a loader with shuffle={state['shuffle']}, this one has "

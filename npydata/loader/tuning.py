@@ -1,4 +1,4 @@
-"""How to set a loader: settings measured in turn, as a recommendation or as a picture.
+"""How to set a loader: settings measured in turn, as a recommendation or as a plot.
 
 Example::
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CANDIDATES = ((1, 2), (1, 8), (1, 16), (1, 32), (2, 2), (2, 8), (2, 16), (4, 8))
-"""Workers and prefetch factors that are tried: from the smallest window to the largest."""
+"""Workers and prefetch factors to try, the cheapest first."""
 
 HEADROOM = 2.0
 """A loader that is only just fast enough starves its consumer whenever the machine is busy."""
 
 AS_GOOD = 0.95
-"""A setting that reaches this share of the best one is as good, and the cheapest of them wins."""
+"""A setting that reaches this share of the best speed is as good; the cheapest of these wins."""
 
 START_UP = 40
-"""Batches that are not counted: threads begin, pages are mapped, buffers are written first."""
+"""Batches not counted, while threads start, pages are mapped and buffers are first written."""
 
 LOADERS = ("ours", "ours in DataLoader", "naive DataLoader")
 """What :func:`sweep` compares."""
 
 COLORS = ("#0f766e", "#9aa5b1", "#e8a33d")
-"""Of our loader, of our dataset in torch's, of the naive one."""
+"""For our loader, our dataset in torch's loader, and the naive one."""
 
 
 class Recommendation(NamedTuple):
@@ -77,22 +77,22 @@ def recommend(
     seconds: float = 2.0,
     repeats: int = 3,
 ) -> Recommendation:
-    """Measure some settings of the loader briefly and say which to use.
+    """Briefly measure some settings of the loader, and recommend one.
 
     Args:
-        dataset: What the loader will read; let its files be as warm or cold as in training.
+        dataset: What the loader will read, with its files as warm or cold as in training.
         config: The loader's other settings, or its batch size.
         batch_size: Samples per batch.
         step_s: Seconds that a training step takes; 0 asks for the fastest setting.
         seconds: How long to measure, over all settings.
-        repeats: Turns; every setting is measured in each, and the median counts.
+        repeats: Rounds; every setting is measured in each, and the median counts.
 
     Raises:
-        LoaderError: The dataset, or a setting, is nothing for a loader.
+        LoaderError: The dataset, or a setting, is invalid for a loader.
 
-    The cheapest setting, with the fewest workers and then the smallest prefetch factor, that makes
-    batches twice as fast as they are used is enough. Where none does, the fastest one is
-    recommended, and the reason says so.
+    The recommendation is the cheapest setting (fewest workers, then smallest prefetch factor) that
+    makes batches twice as fast as training uses them. If none does, it is the fastest one, and the
+    reason says so.
     """
     base = with_given(config, {"batch_size": batch_size})
     configs = {
@@ -120,9 +120,9 @@ def times_in_turn(
     repeats: int,
     show: bool = False,
 ) -> dict[Any, list[float]]:
-    """Return the seconds per batch of each loader, one for each turn.
+    """Return the seconds per batch of each loader, one for each round.
 
-    A first turn, in which pages and page tables get ready, is not counted.
+    A first round, which warms up pages and page tables, is not counted.
     """
     taken: dict[Any, list[float]] = {key: [] for key in makers}
     bar = ProgressBar("sweep", len(makers) * (repeats + 1), "setting", show=show)
@@ -140,7 +140,7 @@ def times_in_turn(
 
 
 def epochs_of(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches epoch after epoch; raise at one without any."""
+    """Yield batches epoch after epoch; raise if one has none."""
     while True:
         batch = None
         for batch in loader:
@@ -150,7 +150,7 @@ def epochs_of(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def seconds_each(batches: Iterator[Any], seconds: float) -> float:
-    """Take batches for so many seconds, two of them at least, and return the seconds of one."""
+    """Take batches for ``seconds``, at least two of them, and return the seconds per batch."""
     count, begin, passed = 0, time.perf_counter(), 0.0
     while passed < seconds or count < 2:
         next(batches)
@@ -198,13 +198,13 @@ def sweep(
         workers: Numbers of workers: threads of ours, processes of a ``DataLoader``, which has no
             prefetch factor without workers.
         prefetch: Prefetch factors.
-        repeats: Turns that count; one more goes ahead of them.
-        seconds: How long to measure each setting in a turn.
+        repeats: Rounds that count; one more goes first.
+        seconds: How long to measure each setting in a round.
         progress: Show a progress bar.
 
     Returns:
         ``rows``, one for each setting: ``name``, ``workers``, ``prefetch``, and the ``median``,
-        ``min`` and ``max`` of the turns in millions of tokens per second.
+        ``min`` and ``max`` of the rounds in millions of tokens per second.
     """
     ours, naive = NpyTokensDataset(path, seq_len, dtype=dtype), NaiveWindows(path, seq_len, dtype)
 
@@ -244,7 +244,7 @@ def sweep(
 def plot_sweep(rows: Sequence[dict[str, Any]]) -> "Figure":
     """Draw the rows of :func:`sweep`: for each loader a line over its workers, with its spread.
 
-    Each takes its best prefetch factor.
+    Each point uses the best prefetch factor.
     """
     import matplotlib.pyplot as plt
 

@@ -1,7 +1,7 @@
 """The accelerator that torch found, if any: its streams and events, pinned memory, what CUDA adds.
 
-CUDA, ROCm, XPU and other back ends look the same from here. Apple's MPS shows no streams: its
-tensors are copied like those of the CPU, by a call that returns when the copy is done.
+CUDA, ROCm, XPU and other back ends look the same from here. Apple's MPS exposes no streams: its
+tensors are copied like CPU tensors, by a call that returns when the copy is done.
 """
 
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ def has_streams(device: torch.device) -> bool:
 
 
 def is_queued(tensor: torch.Tensor) -> bool:
-    """Whether what is done with a tensor is queued in a stream, and may not have been done yet."""
+    """Whether work on a tensor is queued in a stream, and so may not be done yet."""
     return not tensor.is_cpu and has_streams(tensor.device)
 
 
 def why_unusable(device: Any) -> str | None:
-    """Say why no tensor can be on a device; ``None`` where one can be.
+    """Return why no tensor can be on a device; ``None`` if one can be.
 
-    Nothing is begun on the device: the process may choose another one yet, or fork.
+    Does not initialise the device: the process may still choose another one, or fork.
     """
     try:
         wanted = torch.device(device)
@@ -60,7 +60,7 @@ def device_count(kind: str) -> int:
 def on_stream(stream: torch.Stream) -> Iterator[None]:
     """Make a stream, and its device, the current ones for a while.
 
-    ``with stream:`` is for one thread at a time.
+    ``with stream:`` can be used by only one thread at a time.
     """
     on_its_device = torch.accelerator.current_stream(stream.device)
     on_current_device = torch.accelerator.current_stream()
@@ -73,10 +73,10 @@ def on_stream(stream: torch.Stream) -> Iterator[None]:
 
 
 class PinnedPages:
-    """Pins memory that is there already, which only CUDA and ROCm can do.
+    """Pins existing memory, which only CUDA and ROCm can do.
 
-    A device copies into pinned memory by itself, while the program goes on. Others can only be
-    asked for new pinned memory.
+    A device copies into pinned memory by itself, while the program goes on. Other back ends can
+    only allocate new pinned memory.
     """
 
     def __init__(self) -> None:
@@ -84,11 +84,11 @@ class PinnedPages:
         self._memory: torch.Tensor | None = None
 
     def pin(self, memory: torch.Tensor) -> None:
-        """Lock the pages of a tensor of the CPU; where that can't be done, nothing happens.
+        """Lock the pages of a CPU tensor; no-op where that can't be done.
 
-        They stay locked, and the memory stays, until :meth:`unpin`: memory that went back to the
-        system while CUDA held it as pinned would be written to by copies into what comes to stand
-        at its address.
+        They stay locked, and the memory stays allocated, until :meth:`unpin`: if memory went back
+        to the system while CUDA held it as pinned, copies into new memory at its address would be
+        written to the old pages.
         """
         accelerator = with_streams()
         module: Any = None if accelerator is None else torch.get_device_module(accelerator)
@@ -98,11 +98,11 @@ class PinnedPages:
         if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
             self._runtime, self._memory = runtime, memory
             return
-        with suppress(RuntimeError):  # the runtime keeps the error for whoever launches next
+        with suppress(RuntimeError):  # clears the error, which the next launch would raise
             torch.ones((), device=accelerator).add_(1)
 
     def unpin(self) -> None:
-        """Unlock what was locked, and let go of it."""
+        """Unlock what was locked, and release it."""
         if self._memory is not None:
             self._runtime.cudaHostUnregister(self._memory.data_ptr())
         self._memory = None

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d+)-(\d+)-[0-9a-f]{12}\.npydata-tmp")
-"""Host, boot, PID namespace, process, when that began, and a random number."""
+"""Host, boot, PID namespace, process, its start time, and a random number."""
 STALE_S = 3600
-"""After so long without a change, a temporary of another machine is taken for a dead one's."""
+"""After this long without a change, a temporary of another machine counts as a dead one's."""
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-"""What file systems say that can't flush a folder: WSL's drives, FAT, some of FUSE."""
+"""Errors from file systems that can't flush a folder: WSL's drives, FAT, some of FUSE."""
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new private folder; what has its name at the end goes."""
+    """Yield a new private folder; whatever has its name at the end is removed."""
     folder, owner = new_temporary(parent), os.getpid()
     folder.mkdir(mode=0o700)
     try:
@@ -106,11 +106,11 @@ def new_temporary(parent: Path) -> Path:
 def clear_stale(parent: Path) -> None:
     """Remove what dead writers left in a folder.
 
-    The name says whose it is. Of this host and boot, that process must be dead; of an earlier boot
-    of this host, it is. Of another host or PID namespace its life can't be told: there, a temporary
-    must be unchanged for ``STALE_S``, by the clock of the file system, as a writer touches its
-    folder while it waits. Each is renamed before it is removed: if its owner lives after all, its
-    write fails by name, and can't complete what is half removed.
+    The name identifies the writer. On this host and boot, its process must be dead; from an earlier
+    boot of this host, it is. On another host or in another PID namespace it can't be checked:
+    there, a temporary must be unchanged for ``STALE_S``, by the file system's clock, since a live
+    writer touches its folder while it waits. Each temporary is renamed before it is removed: if its
+    owner is alive after all, its write fails and can't complete what is half removed.
     """
     for entry in parent.iterdir():
         if (name := TEMPORARY.fullmatch(entry.name)) is None:
@@ -133,7 +133,7 @@ def clear_stale(parent: Path) -> None:
 
 @cache
 def this_machine() -> tuple[str, str, str]:
-    """Return hashes that tell this host, its boot and this PID namespace from others."""
+    """Return hashes that identify this host, its boot and this PID namespace."""
 
     def read(path: str) -> str:
         with suppress(OSError):
@@ -159,7 +159,7 @@ def start_ticks(process: int) -> int | None:
 
 
 def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:
-    """Return an error message if ``path`` has another suffix than ``expected``."""
+    """Return an error message if ``path`` has a suffix other than ``expected``."""
     if (found := Path(path).suffix.lower()) in (expected, ""):
         return None
     return (
@@ -181,13 +181,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_public(file: int | Path, mode: int = 0o666) -> None:
-    """Give a private file or folder the mode that the user's others have."""
-    with suppress(PermissionError):  # of a file system that knows no modes
+    """Give a private file or folder the mode that the user's umask allows."""
+    with suppress(PermissionError):  # a file system without modes
         os.chmod(file, mode & ~current_umask())  # noqa: PTH101 (may be a descriptor)
 
 
 def current_umask() -> int:
-    """Return the process's umask, without a moment in which it is another; else the usual one."""
+    """Return the process's umask without ever changing it; 022 if it is unknown."""
     with suppress(OSError, ValueError, StopIteration), open("/proc/self/status") as status:
         return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
     return 0o022

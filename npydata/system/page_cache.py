@@ -40,8 +40,8 @@ def is_cached(descriptor: int, begin: int, nbytes: int = 1) -> bool:
     """Whether bytes of a file can be read without waiting for the disk.
 
     False where the system can't tell. Where ``cachestat`` does not answer (before Linux 6.5, and
-    for files of others) only the page in the middle is looked at, by a read that does not wait: it
-    lets the disk bring such a page, so the next answer may be another.
+    for files of others) only the page in the middle is checked, by a read that does not wait: that
+    read may start fetching the page, so the next answer may differ.
     """
     nbytes, counts = max(nbytes, 1), COUNTS()
     pages = (begin + nbytes - 1) // PAGE_SIZE - begin // PAGE_SIZE + 1
@@ -62,14 +62,14 @@ def resident_pages(path: str | os.PathLike[str]) -> npt.NDArray[np.bool_]:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     address = np.frombuffer(mapped, np.uint8).ctypes.data
     pages = np.zeros(-(-len(mapped) // PAGE_SIZE), np.uint8)
-    # Of other users' files mincore says that all of it is in memory.
+    # For other users' files, mincore says that all pages are in memory.
     if not mine or MINCORE is None or MINCORE(address, len(mapped), pages.ctypes.data) != 0:
         raise OSError(f"{path}: this system does not say which pages are in memory")
     return (pages & 1).astype(bool)
 
 
 def evict(path: str | os.PathLike[str]) -> float:
-    """Ask the kernel to forget the file's pages; return the share that stayed in memory (0 to 1).
+    """Ask the kernel to drop the file's pages; return the share that stayed in memory (0 to 1).
 
     Pages that another process maps stay, and some file systems (tmpfs) have nothing to evict to,
     so look at the answer before you call a measurement cold.
@@ -105,11 +105,10 @@ def page_faults() -> int:
 def advise_willneed(
     descriptor: int, begins: IntArray, lengths: IntArray, is_resident: Callable[[int], bool]
 ) -> bool:
-    """Ask the kernel to start reading byte ranges of a file, unless a few of them are in memory.
+    """Ask the kernel to start reading byte ranges of a file, unless a sample of them is in memory.
 
-    ``is_resident(begin)`` says so of one range; ``SAMPLED_RANGES`` of them are asked about. Returns
-    whether the ranges were found in memory, and so nothing was asked for. Lets other threads run
-    meanwhile.
+    ``is_resident(begin)`` checks one range; up to ``SAMPLED_RANGES`` of them are checked. Returns
+    True if nothing was asked for, because these were in memory. Other threads run meanwhile.
     """
     step = max(1, -(-len(begins) // SAMPLED_RANGES))
     ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
@@ -121,7 +120,7 @@ def advise_willneed(
 
 
 class AdviceBackoff:
-    """Decides when to advise the kernel: at every call on cold pages, ever less on warm ones.
+    """Decides when to advise the kernel: at every call on cold pages, ever less often on warm ones.
 
     On a file that is in memory the advice costs as much as the read it is about. So each check
     that finds the pages resident doubles the calls skipped until the next one, up to ``LONGEST``,
@@ -153,17 +152,17 @@ class AdviceBackoff:
 
 
 NO_MMAP = "NPYDATA_NO_MMAP"
-"""The environment variable with which every file is read and not mapped."""
+"""The environment variable that makes every file be read instead of mapped."""
 NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "ncpfs",
            "nfs", "nfs4", "orangefs", "smb3", "smbfs"}  # fmt: skip
-"""File systems over a network, as the kernel names them; of ``fuse.sshfs`` the first part."""
+"""Network file systems, as the kernel names them; for ``fuse.sshfs`` the first part."""
 MOUNTS = Path("/proc/self/mountinfo")
 HUGE_PAGE = 1 << 21
 """Bytes, on x86 and on most ARM systems."""
 
 
 def maps_are_slow(descriptor: int) -> bool:
-    """Whether an open file should be read and not mapped: over a network each page is a trip."""
+    """Whether to read an open file and not map it: over a network each page is a round trip."""
     if os.environ.get(NO_MMAP, "0") not in ("", "0"):
         return True
     return file_system_of(os.fstat(descriptor).st_dev).split(".")[0] in NETWORK
@@ -186,7 +185,7 @@ def huge_memory(nbytes: int) -> npt.NDArray[np.uint8]:
     Each costs one page fault, where small pages cost 512. Freed with the array.
 
     Raises:
-        MemoryError: There is none, or no address.
+        MemoryError: There is no memory left, or no address space.
     """
     try:
         memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

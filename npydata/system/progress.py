@@ -1,4 +1,4 @@
-"""What is shown to people: a progress bar on stderr, sizes, rates, paths."""
+"""Output for people: a progress bar on stderr, sizes, rates, paths."""
 
 import math
 import os
@@ -7,14 +7,14 @@ import time
 import warnings
 
 MESSAGE_LENGTH = 8192
-"""Longer than two paths; a name from a hostile file may be longer still."""
+"""Longer messages are shortened: two paths fit, but a name from a hostile file may be longer."""
 
 
 class ProgressBar:
-    """Counts work in a line on stderr, once it takes longer than ``delay`` seconds.
+    """Shows progress in a line on stderr, once the work takes longer than ``delay`` seconds.
 
-    A terminal has one line, which changes; a log gets a new one every ten seconds. Nothing is shown
-    where there is no stderr.
+    On a terminal the line is updated in place; a log gets a new one every ten seconds. Nothing is
+    shown if there is no stderr.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class ProgressBar:
         self.was_shown = False
 
     def update(self, n: float) -> None:
-        """Count ``n`` units more."""
+        """Count ``n`` more units."""
         self.done += n
         if time.monotonic() >= self.due:
             self.show("\r" if sys.stderr.isatty() else "\n")
@@ -67,10 +67,10 @@ def printable(path: str | os.PathLike[str]) -> str:
 
 
 def harmless(text: str, limit: int = 100) -> str:
-    """Return text from a file so that a terminal shows it and obeys none of it.
+    """Return text from a file, made safe to print on a terminal.
 
-    Control characters, escape sequences and marks of direction are spelled out; of a long text the
-    middle is left out.
+    Control characters, escape sequences and text-direction marks are spelled out; the middle of a
+    long text is left out.
     """
     half = limit // 2
     if len(text) > limit:

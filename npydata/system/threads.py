@@ -1,7 +1,7 @@
-"""Threads, forks and signals: what must not hang or get lost whichever of them comes when.
+"""Threads, forks and signals: helpers that never hang, whenever one of these interferes.
 
-A signal's handler and ``__del__`` run between any two lines of the thread they interrupt. Who may
-be interrupted so must hold no lock that the interruption needs as well.
+A signal handler or ``__del__`` can run between any two lines of the thread it interrupts. That
+thread must hold no lock that the interruption needs as well.
 """
 
 import gc
@@ -19,10 +19,10 @@ WAKE_UP_S = 0.5
 
 
 class InterruptSafeEvent:
-    """A ``threading.Event`` that can be set once, and waited for by a thread that is interrupted.
+    """A ``threading.Event`` that can be set once, and whose waiting thread may be interrupted.
 
-    ``threading.Event`` waits within a lock: Ctrl-C at the wrong moment leaves it taken, and the
-    thread that sets the event hangs.
+    ``threading.Event`` waits within a lock: Ctrl-C at the wrong moment leaves the lock taken, and
+    the thread that sets the event hangs.
     """
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class InterruptSafeEvent:
 
 
 def without_collecting(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Pause cyclic garbage collection during a function that makes many objects that stay.
+    """Pause cyclic garbage collection during a function that makes many long-lived objects.
 
-    It would take half of the time. A decorator and no context manager, as an interrupt can come
-    after a context manager was entered and before its block. A process that another thread forks
-    meanwhile goes on without collection.
+    Collection would take half of the time. This is a decorator and not a context manager, because
+    an interrupt can come after a context manager was entered and before its block. A process that
+    another thread forks meanwhile continues without collection.
     """
 
     @wraps(function)

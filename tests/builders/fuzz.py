@@ -82,7 +82,12 @@ EXPLAINED = {
     "a tensor that is made and dropped again need not fit": "size calculation overflowed",
     "a dtype that is not known hides its own tensor only": "unknown variant",
     "what an empty array of numpy is made with is not looked at": "interpreted as an integer",
-    "nor is it if it is too much": "Maximum allowed dimension",
+    "nor whether it is an integer": "an integer is required",
+    "nor its size": "Maximum allowed dimension",
+    "nor its dtype": "not understood",
+    "nor what the class of a module is called with": "Value after * must be an iterable",
+    "nor whether it is one that can be called so": "too many values to unpack",
+    "a parameter may have no attributes": "_rebuild_parameter_with_state() missing",
     "the number of a zip file's disk is not looked at": "unsupported multid",
     "one storage typed and untyped has each tensor's own dtype": "storage that is not resizable",
 }
