@@ -1,4 +1,4 @@
-"""Train a small GPT on a token file. Killed at any moment, it goes on with the same bits: copy it.
+"""Train a small GPT on a token file. Killed at any moment, it resumes bit for bit.
 
     python examples/train.py --tokens materials/train_smoke.npy --out build/run
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(argv)
         run: Callable[[argparse.Namespace], int] = args.run
         with warnings.catch_warnings():
-            warnings.showwarning = say_warning
+            warnings.showwarning = show_warning
             code = run(args)
         sys.stdout.flush()
     except SystemExit as stop:  # argparse has printed its message
@@ -106,7 +106,7 @@ def one_line(error: Exception) -> str:
     return harmless(" ".join(message.split()), MESSAGE_LENGTH)
 
 
-def say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning on stderr in one line, without the source line that raised it."""
     said = as_options(" ".join(str(message).split()))
     print(f"npydata: warning: {harmless(said, MESSAGE_LENGTH)}", file=sys.stderr)
@@ -309,7 +309,7 @@ PREPARE = Command(
 Turn text into a token file that npydata, and every tool that reads .npy, can train from.
 
 TEXT is a file, a folder (read recursively and in sorted order; hidden entries, symbolic links and
-binary files are passed over) or a pattern such as 'data/*.txt'. Every file is one document, and
+binary files are skipped) or a pattern such as 'data/*.txt'. Every file is one document, and
 the token <|endoftext|> follows each. The tokenizer is saved beside the token file.
 
 The text may be larger than memory. A byte that is not UTF-8 becomes U+FFFD, and the last line says
@@ -348,7 +348,7 @@ token file is what it was before.""",
         "--documents": {
             "action": "store_true",
             "help": "record beside the token file which token ends its documents, so "
-            "that PackedDataset need not be told",
+            "that PackedDataset needs no eot_id",
         },
         "-q --quiet": QUIET,
     },
@@ -367,14 +367,14 @@ INSPECT = Command(
     description="""\
 Say what is in a token file or a checkpoint, told apart by their content.
 
-Of a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
+For a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
 file is read for these), the first ids, and with --seq-len how many windows it has that share no
 token. Where it is known where documents end, by the format or by --eot-id: how many there are, and
 how long.
 
-Of a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME' stands
-for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a warning
-names what would have been.""",
+For a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME'
+stands for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a
+warning names what would have been.""",
     arguments={
         "file": {"metavar": "FILE", "help": "the file, its URL, or the folder of a checkpoint"},
         "--seq-len": {"type": int, "metavar": "T", "help": "count the samples of T tokens"},

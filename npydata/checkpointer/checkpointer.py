@@ -64,7 +64,9 @@ def exclusive(method: Method) -> Method:
                     "let the signal handler only set a flag, and save at the next step"
                 )
             if ending.is_set():
-                raise CheckpointError(f"{method.__name__}: the interpreter ends, too late to save")
+                raise CheckpointError(
+                    f"{method.__name__}: the interpreter is exiting, too late to save"
+                )
             try:
                 self._inside = method.__name__
                 return method(self, *args, **kwargs)
@@ -456,11 +458,11 @@ def finish_at_exit() -> None:
             wait_and_report(checkpointer._in_flight)
 
 
-def leave_all_to_parent() -> None:
+def reset_after_fork() -> None:
     """Let a forked process start afresh: it has none of its parent's threads."""
     for checkpointer in list(LIVE):
         checkpointer._start_afresh()
 
 
-os.register_at_fork(after_in_child=leave_all_to_parent)
+os.register_at_fork(after_in_child=reset_after_fork)
 atexit.register(finish_at_exit)

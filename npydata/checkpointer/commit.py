@@ -109,7 +109,7 @@ class Root:
         if manifest.sequence >= MAX_SEQUENCE:
             raise CheckpointError(
                 f"{folder}: its manifest has sequence {manifest.sequence}, expected less than "
-                f"{MAX_SEQUENCE}, or no later save could be told from it: move it away"
+                f"{MAX_SEQUENCE}, or later saves could not be ordered after it: move it away"
             )
         self.last_sequence = max(self.last_sequence, manifest.sequence)
 

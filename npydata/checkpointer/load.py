@@ -140,7 +140,7 @@ def opened(
         for name, entry in manifest.files.items() if verify else ():
             small = name.endswith(".json")
             if small and checksums(folder.read(name, entry.size)) != entry.crc32:
-                raise CheckpointError(f"{path / name}: damaged, its checksum is another")
+                raise CheckpointError(f"{path / name}: damaged, its checksum differs")
         return manifest, values, parts
 
     try:

@@ -93,7 +93,7 @@ def scan(root: str | os.PathLike[str]) -> list[Found]:
         raise CheckpointError(f"{root}: there is no such file or folder")
     found = list(walk(root, 0))
     for one in found:
-        adopt_siblings(one, found)
+        compare_siblings(one, found)
     found.sort(key=lambda one: (one.changed, str(one.path)), reverse=True)
     if all(one.sequence for one in found):
         found.sort(key=lambda one: one.sequence, reverse=True)
@@ -221,7 +221,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def adopt_siblings(one: Found, found: list[Found]) -> None:
+def compare_siblings(one: Found, found: list[Found]) -> None:
     """Refuse a checkpoint that lacks a file that every complete one beside it has.
 
     Some files are written after the one that is otherwise last, or are named in no other file.

@@ -52,7 +52,7 @@ SHORTEST_EPOCH = 4096
 """Random windows have no natural end; shorter epochs make progress bars and logs jumpy."""
 ENOUGH_WINDOWS = 64
 """A row with at least this many windows can spare one, to begin at any of ``stride`` offsets."""
-BESIDE_TOKENS = (".idx", ".ds.index", ".documents", ".tokenizer.json")
+NON_TOKEN_SUFFIXES = (".idx", ".ds.index", ".documents", ".tokenizer.json")
 """Suffixes of files that a glob may match but that hold no tokens."""
 
 ROW_0 = np.zeros(1, np.int64)
@@ -478,7 +478,9 @@ def open_files(
         if Path(name).exists() or not glob.has_magic(name):  # a file may be named like a glob
             found.append(name)
             continue
-        files = [one for one in glob.glob(name, recursive=True) if not one.endswith(BESIDE_TOKENS)]
+        files = [
+            one for one in glob.glob(name, recursive=True) if not one.endswith(NON_TOKEN_SUFFIXES)
+        ]
         if not files:
             raise TokenFileError(f"{name}: no file matches, expected one token file at least")
         found += sorted(files)

@@ -81,7 +81,7 @@ class Documents:
                 "the token that ends each of them"
             )
         found = [
-            ends_behind(file.read(start, SCAN_TOKENS), self.eot_id) + start
+            ends_after(file.read(start, SCAN_TOKENS), self.eot_id) + start
             for start in range(0, file.num_tokens, SCAN_TOKENS)
         ]
         ends = np.concatenate([np.zeros(0, np.int64), *found])
@@ -94,6 +94,6 @@ class Documents:
         return np.append(ends, file.num_tokens) if is_open else ends
 
 
-def ends_behind(tokens: TokenArray, eot_id: int) -> IntArray:
+def ends_after(tokens: TokenArray, eot_id: int) -> IntArray:
     """Return where documents end: how many of these tokens come before each end."""
     return np.flatnonzero(tokens == eot_id) + 1

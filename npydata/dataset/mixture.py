@@ -305,8 +305,8 @@ def integer_weights(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
     if isinstance(weights, Mapping):
         if unknown := sorted(weights.keys() ^ set(names), key=str):
             raise ValueError(
-                f"weights by name: {unknown[0]!r} is in only one of the two, "
-                f"expected {', '.join(names)}"
+                f"weights by name: {unknown[0]!r} is not in both, expected weights for "
+                f"{', '.join(names)}"
             )
         weights = [weights[name] for name in names]
     if isinstance(weights, str) or np.shape(weights) != (len(names),):

@@ -159,7 +159,7 @@ class Coordinator:
                     self.key = invited
                     self.send("plan", message)
                 if time.monotonic() > end:
-                    raise RankError(f"rank 0 gave no word in {2 * self.timeout_s:g} s")
+                    raise RankError(f"rank 0 did not answer within {2 * self.timeout_s:g} s")
                 pause = self._sleep(pause)
             return self.take("answer", self.rank)
         except BaseException:
@@ -206,7 +206,7 @@ class Coordinator:
             raise errors[0]
         if missing:
             some = ", ".join(map(str, missing[:5])) + ", ..." * (len(missing) > 5)
-            raise RankError(f"rank {some} gave no word in {timeout_s or self.timeout_s:g} s")
+            raise RankError(f"rank {some} did not answer within {timeout_s or self.timeout_s:g} s")
         return messages
 
     def missing(self, topic: str, ranks: Iterable[int], timeout_s: float) -> list[int]:

@@ -173,7 +173,7 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     numbers: dict[str, int] = {}
     groups = []
     for group in optimizer.param_groups:
-        mine = [names.get(id(one), "a parameter that the model has not") for one in group["params"]]
+        mine = [names.get(id(one), "a parameter not in the model") for one in group["params"]]
         found = [
             one for one in saved["param_groups"] if set(map(plain_name, one["params"])) == set(mine)
         ]

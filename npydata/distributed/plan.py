@@ -79,7 +79,9 @@ class LocalState:
                 offsets, sizes = (0,) * len(shape), shape
                 if is_dtensor(tensor):
                     if any(one.is_partial() for one in tensor.placements):
-                        raise CheckpointError(f"{name}: is a partial sum; redistribute it first")
+                        raise CheckpointError(
+                            f"{name}: is a DTensor with a Partial placement; redistribute it first"
+                        )
                     spread = shape, tensor.placements, tensor.device_mesh
                     if spread not in chunks:
                         (chunks[spread],) = tensor.__create_chunk_list__()

@@ -216,7 +216,7 @@ def await_outcome(coordinator: Coordinator, failed: BaseException | None) -> Non
         coordinator.send("done", coordinator.error_message(failed))
     if coordinator.missing("outcome", [mine], 2 * coordinator.timeout_s):
         raise RankError(
-            f"rank 0 gave no word in {2 * coordinator.timeout_s:g} s: it isn't known to be saved"
+            f"rank 0 did not answer within {2 * coordinator.timeout_s:g} s: it may be saved or not"
         )
     try:
         coordinator.take("outcome", mine)

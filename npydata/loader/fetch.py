@@ -84,7 +84,7 @@ class Fetcher:
         self.fetch = fetch and with_accepted(fetch, known)
         if self.fetch and not accepts(fetch, "empty"):
             # A fetch that takes ``empty`` gives each batch its own memory; this one may not.
-            self.fetch = BufferWatch(self.fetch)
+            self.fetch = BufferReuseGuard(self.fetch)
         self.read_ahead = None
         if isinstance(order, EpochOrder) and hasattr(dataset, "will_need"):
             advise = with_accepted(dataset.will_need, known)
@@ -188,7 +188,7 @@ class Fetcher:
         )
 
 
-class BufferWatch:
+class BufferReuseGuard:
     """Copies the batches of a dataset that may reuse one buffer.
 
     The first two batches are fetched one at a time. If they share memory, all others are, too: two

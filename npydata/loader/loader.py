@@ -217,7 +217,7 @@ class AsyncDataLoader:
             "rank": rank,
             "world_size": world_size,
         }
-        self.config = config = with_given(config, given)
+        self.config = config = with_overrides(config, given)
         self._kind, self._source = order_of(dataset, config)
         self.dataset, self.transforms = dataset, list(config.transforms)
         self.batch_size = None if self._kind == "batch_sampler" else config.batch_size
@@ -274,7 +274,9 @@ class AsyncDataLoader:
                 window=window,
             )
         else:
-            if self._cursor.source_is_there:  # its own epoch ended there: nothing to load or skip
+            if (
+                self._cursor.source_in_position
+            ):  # its own epoch ended there: nothing to load or skip
                 start = start._replace(order=None)
             order = PulledOrder(
                 self._source,
@@ -479,7 +481,7 @@ def refuse_unknown(positional: tuple[object, ...], unknown: dict[str, Any]) -> N
         raise ArgumentTypeError(f"unknown argument {name}=: {STOCK_ARGUMENTS.get(name, instead)}")
 
 
-def with_given(
+def with_overrides(
     config: AsyncDataLoaderConfig | int | None, given: dict[str, Any]
 ) -> AsyncDataLoaderConfig:
     """Return the configuration, overridden by the arguments that aren't at their default."""

@@ -25,7 +25,7 @@ class Cursor:
     def __init__(self, start: Position) -> None:
         self.start = self.at = start
         self.delivered = 0
-        self.source_is_there = False
+        self.source_in_position = False
         """Whether a sampler or stream is already at ``at``, because its epoch has ended."""
 
     def advance(self, position: Position) -> bool:
@@ -33,7 +33,7 @@ class Cursor:
         is_over = position.epoch != self.at.epoch
         self.at, self.delivered = position, self.delivered + 1
         if is_over:
-            self.start, self.delivered, self.source_is_there = position, 0, True
+            self.start, self.delivered, self.source_in_position = position, 0, True
         return is_over
 
     def next_start(self) -> Position:

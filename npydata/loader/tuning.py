@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from npydata.dataset.datasets import NpyTokensDataset
 from npydata.dataset.token_file import open_tokens
 from npydata.errors import LoaderError, NpyDataError
-from npydata.loader.loader import AsyncDataLoader, AsyncDataLoaderConfig, with_given
+from npydata.loader.loader import AsyncDataLoader, AsyncDataLoaderConfig, with_overrides
 from npydata.system.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def recommend(
     makes batches twice as fast as training uses them. If none does, it is the fastest one, and the
     reason says so.
     """
-    base = with_given(config, {"batch_size": batch_size})
+    base = with_overrides(config, {"batch_size": batch_size})
     configs = {
         (w, p): replace(base, num_workers=w, prefetch_factor=p)
         for w, p in CANDIDATES

@@ -162,9 +162,7 @@ def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:
     """Return an error message if ``path`` has a suffix other than ``expected``."""
     if (found := Path(path).suffix.lower()) in (expected, ""):
         return None
-    return (
-        f"{os.fspath(path)}: ends in {found}, but {expected} is written: let it end in {expected}"
-    )
+    return f"{os.fspath(path)}: ends in {found}, but what is written is {expected}: use that suffix"
 
 
 def sync_folder(folder: Path) -> None:

@@ -542,7 +542,7 @@ def test_what_the_ranks_do_not_agree_on_is_refused_on_all_and_the_next_save_work
     expected = {
         "shape": "x: float32 [3] on rank 0, float32 [4] on rank 1",
         "dtype": "x: float32 [3] on rank 0, float64 [3] on rank 1",
-        "partial": "y: is a partial sum",
+        "partial": "y: is a DTensor with a Partial",
         "hook": "model_state: ['deep']['hook']: of type builtin_function_or_method",
         "no dict": "model_state of type list, expected a dict",
         "step": "rank 1 saves step 1 of model into",

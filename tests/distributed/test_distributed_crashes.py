@@ -210,7 +210,7 @@ def save_late_and_again(folder):
 
 def test_a_rank_that_does_not_come_is_named_and_a_new_group_at_the_store_saves(tmp_path):
     found = on_ranks(2, save_late_and_again, tmp_path)
-    assert "rank 1 gave no word" in found[0][0]
+    assert "rank 1 did not answer" in found[0][0]
     assert holds(tmp_path, 2) == 2
     assert latest_checkpoint(tmp_path) == tmp_path / "again"
     assert not (tmp_path / "late").exists()
