@@ -215,10 +215,7 @@ def run_convert(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     with open_checkpoint(args.file) as checkpoint:
         done = checkpoint.to_safetensors(
-            args.output,
-            prefix=args.prefix,
-            shard_size=shard_size,
-            progress=not args.quiet,
+            args.output, prefix=args.prefix, shard_size=shard_size, progress=not args.quiet
         )
     seconds = time.perf_counter() - begin
     ties = f" ({done.ties:,} tied)" if done.ties else ""

@@ -25,14 +25,7 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from npydata.dataset.backend import Access
-from npydata.dataset.datasets import (
-    Empty,
-    Paths,
-    TokenDataset,
-    as_indices,
-    empty_int64,
-    open_files,
-)
+from npydata.dataset.datasets import Empty, Paths, TokenDataset, as_indices, empty_int64, open_files
 from npydata.dataset.documents import Documents
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.formats import FormatName

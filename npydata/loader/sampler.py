@@ -217,7 +217,7 @@ class PulledOrder:
         stands_there = "source" in state or "iterator" in state
         self._skip = 0 if stands_there else self._given
         # The source's own state may be from the end of its last epoch: then it has to begin again.
-        self._reopen = stands_there and self._given == 0
+        self._reopen = stands_there and not self._given
 
     def _state(self) -> dict[str, Any]:
         """Return a copy of what restores the source to this position.

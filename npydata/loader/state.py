@@ -46,10 +46,7 @@ class Cursor:
 
 
 def require_state(
-    state: Any,
-    now: dict[str, Any],
-    fingerprint: Callable[[int, int], str],
-    num_samples: int | None,
+    state: Any, now: dict[str, Any], fingerprint: Callable[[int, int], str], num_samples: int | None
 ) -> None:
     """Raise unless a state is from a loader like ours.
 

@@ -10,13 +10,7 @@ from itertools import chain
 from typing import Any
 
 from npydata.reader.file import FormatError
-from npydata.reader.pickle.objects import (
-    Global,
-    TensorSpec,
-    TypedStorage,
-    UnresolvedObject,
-    brief,
-)
+from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject, brief
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 from npydata.reader.pickle.torch import CALLS
 

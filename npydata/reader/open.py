@@ -11,21 +11,11 @@ from typing import Any
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
 from npydata.reader.file import Extent, File, Folder, FormatError, LocalFile, naming
-from npydata.reader.formats import (
-    START_BYTES,
-    Checksums,
-    Contents,
-    foreign_file,
-    foreign_folder,
-)
+from npydata.reader.formats import START_BYTES, Checksums, Contents, foreign_file, foreign_folder
 from npydata.reader.formats import training as ours
 from npydata.reader.formats.dcp import METADATA, read_dcp
 from npydata.reader.formats.legacy import is_legacy, read_legacy
-from npydata.reader.formats.safetensors import (
-    is_safetensors,
-    read_safetensors,
-    without_duplicates,
-)
+from npydata.reader.formats.safetensors import is_safetensors, read_safetensors, without_duplicates
 from npydata.reader.formats.sharded import is_shard, join_shards
 from npydata.reader.formats.tar import is_tar, read_tar
 from npydata.reader.formats.zip import read_zip
