@@ -84,6 +84,8 @@ EXPLAINED = {
     "what an empty array of numpy is made with is not looked at": "interpreted as an integer",
     "nor whether it is an integer": "an integer is required",
     "nor its size": "Maximum allowed dimension",
+    "nor its sign": "negative dimensions are not allowed",
+    "nor its dtype, where that is a tuple": "Tuple must have size",
     "nor its dtype": "not understood",
     "nor what the class of a module is called with": "Value after * must be an iterable",
     "nor whether it is one that can be called so": "too many values to unpack",
