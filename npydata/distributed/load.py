@@ -110,10 +110,13 @@ def plan_model(
             )
     here = {plain_name(name): name for name in wanted}
     there = {plain_name(str(name)): name for name in saved}
-    for names, text in ((here.keys() - there, "lacks"), (there.keys() - here, "has beyond")):
+    for names, text in (
+        (here.keys() - there, "has no {}, which the model has"),
+        (there.keys() - here, "has {}, which the model lacks"),
+    ):
         if names:
             some = ", ".join(repr(name) for name in sorted(names)[:5])
-            raise CheckpointError(f"{text} the model: {some}{', ...' * (len(names) > 5)}")
+            raise CheckpointError(text.format(f"{some}{', ...' * (len(names) > 5)}"))
     targets, extra = {}, {}
     for plain, name in here.items():
         value = saved[there[plain]]

@@ -495,8 +495,8 @@ def test_what_does_not_fit_is_refused_on_every_rank_and_changes_nothing(tmp_path
     small = states.Small().state_dict()
     save_checkpoint(tmp_path / "b", small, training_state=TrainingState(step=3))
     for messages, changed in on_ranks(2, load_misfits, tmp_path / "a", tmp_path / "b"):
-        assert "has beyond the model: 'count'" in messages["lacks"]
-        assert "lacks the model: 'more.bias', 'more.weight'" in messages["more"]
+        assert "has 'count', which the model lacks" in messages["lacks"]
+        assert "has no 'more.bias', 'more.weight', which the model has" in messages["more"]
         assert "second.weight: has shape [3, 7], expected [4, 7]" in messages["shape"]
         assert "count: the state_dict() of a" in messages["anew"]
         assert "has no optimizer state" in messages["no optimizer"]
