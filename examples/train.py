@@ -70,7 +70,7 @@ def train(
             loss = train_step(model, optimizer, x, y)
             log.write(f"{step},{loss!r}\n")  # exactly; a repeated step is logged again
             last = step == steps or (stop is not None and stop.is_set())
-            if step % save_every == 0 or last:
+            if last or (save_every and step % save_every == 0):
                 # A learning-rate schedule would go into extra: schedule.state_dict().
                 state = TrainingState(
                     step=step,

@@ -147,12 +147,14 @@ def run_prepare(args: argparse.Namespace) -> int:
 
     if not args.text and not args.corpus:
         raise NpyDataError("nothing to read: name a TEXT, or --corpus python")
+    if args.tokenizer and args.vocab_size is not None:
+        raise NpyDataError(f"--vocab-size {args.vocab_size}: {args.tokenizer} has its own")
     report = prepare(
         args.text,
         args.output,
         python_text=args.corpus == "python",
         tokenizer=args.tokenizer,
-        vocab_size=args.vocab_size,
+        vocab_size=8192 if args.vocab_size is None else args.vocab_size,
         sample_mb=args.sample_mb,
         row_len=args.row_len,
         documents=args.documents,
@@ -252,7 +254,8 @@ def run_verify(args: argparse.Namespace) -> int:
     from npydata.checkpointer.verify import scan
     from npydata.reader.formats.training import MANIFEST
 
-    if (Path(args.path) / MANIFEST).is_file() and not args.json:
+    is_ours = (Path(args.path) / MANIFEST).is_file()
+    if is_ours and not args.json:
         manifest = verify_checkpoint(args.path, progress=not args.quiet)
         size = human_bytes(sum(entry.size for entry in manifest.files.values()))
         print(
@@ -263,6 +266,11 @@ def run_verify(args: argparse.Namespace) -> int:
         )
         return EXIT_OK
     found = scan(args.path)
+    if is_ours and found and found[0].kind == "npydata" and found[0].complete:
+        try:
+            verify_checkpoint(args.path)
+        except CheckpointError as error:
+            found[0].why = one_line(error)
     newest = next((one for one in found if one.complete), None)
     if args.json:
         print(json.dumps([one.to_json() for one in found], indent=1))
@@ -326,10 +334,9 @@ token file is what it was before.""",
         },
         "--vocab-size": {
             "type": int,
-            "default": 8192,
             "metavar": "N",
             "help": "train a byte-level BPE of this many tokens (default: "
-            "%(default)s); up to 65,536 are stored in 2 bytes, more in 4",
+            "8192); up to 65,536 are stored in 2 bytes, more in 4",
         },
         "--sample-mb": {
             "type": float,
@@ -345,7 +352,7 @@ token file is what it was before.""",
         "--documents": {
             "action": "store_true",
             "help": "record beside the token file which token ends its documents, so "
-            "that PackedDataset needs no eot_id",
+            "that PackedDataset needs no eot_id; not with --row-len",
         },
         "-q --quiet": QUIET,
     },
@@ -451,7 +458,7 @@ accelerate, Lightning, torch.distributed.checkpoint, torch.save, safetensors and
 complete, or the line says why not. Only headers, sizes, indexes and zip directories are read;
 nothing in them is run, and bytes that changed are not noticed.
 
-Given one of npydata's own checkpoints, and not --json, it compares every byte with the checksums.
+Given one of npydata's own checkpoints, it compares every byte with the checksums.
 
 The exit code is 0 if the newest is complete, 3 if only an older one is, 2 if none is.""",
     arguments={

@@ -73,7 +73,8 @@ ADVICE = {
     "sampler:\nDataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), {batch}, False), "
     "batch_size=None)",
     "waits": "batches are made while training waits, or cross from one process to another; let "
-    "threads make them ahead:\nloader = AsyncDataLoader(dataset, batch_size={batch})",
+    "threads make them ahead (shuffled, unless you pass shuffle=False):\n"
+    "loader = AsyncDataLoader(dataset, batch_size={batch})",
     "slow": "the loader can't keep up; ask which setting can:\n"
     "print(recommend(dataset, batch_size={batch}))",
     "save": "training stands still until the data is on the disk; write in the background:\n"

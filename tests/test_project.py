@@ -114,6 +114,11 @@ def test_the_figures_in_the_readme_are_the_saved_ones():
         assert render.rendered(page) == page, "run: python materials/results/render.py"
 
 
+def test_no_page_holds_the_markers_of_a_merge():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "materials").rglob("*.md")]:
+        assert not re.search("^(<<<<<<<|>>>>>>>) ", page.read_text(encoding="utf-8"), re.M), page
+
+
 def test_the_code_in_the_readme_trains_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

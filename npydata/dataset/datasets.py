@@ -95,7 +95,7 @@ class TokenDataset(Dataset[Any]):
         self, files: list[TokenFile], vocab_size: int | None = None, as_dict: Any = None
     ) -> None:
         self.vocab_size = None if vocab_size is None else as_int(vocab_size, "vocab_size", least=1)
-        if as_dict is not None and (isinstance(as_dict, str) or len(set(as_dict)) != 2):
+        if as_dict is not None and not (isinstance(as_dict, list | tuple) and len({*as_dict}) == 2):
             raise ValueError(f'as_dict={as_dict!r}, expected two names, as ("input_ids", "labels")')
         self.as_dict, self.files = as_dict, files
         if files:
@@ -451,12 +451,16 @@ def as_indices(indices: npt.ArrayLike, length: int) -> IntArray:
     if asked.size == 0:
         return np.zeros(0, np.int64)
     if asked.dtype.kind not in "iu" or asked.ndim != 1:
-        raise TypeError(f"indices are {asked.dtype} {asked.shape}, expected a list of integers")
+        raise TypeError(
+            f"indices of dtype {asked.dtype} and shape {asked.shape}, expected a list of integers"
+        )
     numbers = asked.astype(np.int64, copy=False)
     if (numbers.view(np.uint64) >= length).any():  # too large, or negative
         low, high = int(asked.min()), int(asked.max())
         if low < -length or high >= length:
-            raise IndexError(f"indices {low} to {high}, expected {-length} to {length - 1}")
+            raise IndexError(
+                f"indices range from {low} to {high}, expected {-length} to {length - 1}"
+            )
         return np.where(numbers < 0, numbers + length, numbers)
     return numbers
 

@@ -80,8 +80,10 @@ def inspect_tokens(
 
 
 def as_table(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Yield a report as human-readable lines."""
+    """Yield a report as human-readable lines, without what is unknown or doesn't apply."""
     for name, value in report.items():
+        if value is None or value is False:
+            continue
         label = f"{indent}{name.replace('_', ' ')}"
         if isinstance(value, Mapping):
             yield label

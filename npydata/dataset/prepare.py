@@ -77,10 +77,10 @@ def prepare(
     byte-level BPE of at most ``vocab_size`` tokens is trained on about ``sample_mb`` MB, taken
     evenly from all files. Ids are uint16 when they fit, else uint32. With ``row_len`` the file is
     2-D, and tokens that do not fill the last row are dropped, with a warning. With ``documents``
-    the end-of-text id is recorded beside ``out``, so ``PackedDataset(out, T)`` needs no ``eot_id``
-    (except with ``row_len``: without ``eot_id``, rows then count as documents). The same text gives
-    the same bytes. Memory does not grow with the text. If the run fails or is killed, ``out`` is
-    what it was before; the tokenizer is renamed into place right after ``out``.
+    the end-of-text id is recorded beside ``out``, so ``PackedDataset(out, T)`` needs no ``eot_id``;
+    not with ``row_len``, as rows then count as documents. The same text gives the same bytes.
+    Memory does not grow with the text. If the run fails or is killed, ``out`` is what it was
+    before; the tokenizer is renamed into place right after ``out``.
 
     Raises:
         OSError: A source cannot be read (found before anything is written, except for errors in
@@ -99,6 +99,7 @@ def prepare(
             not 1 <= sample_mb * 1e6 < float("inf"),
             f"sample of {sample_mb} MB: expected at least a byte, 0.000001 MB",
         ),
+        (documents and row_len, "documents can't be recorded with row_len: each row counts as one"),
     ):
         if is_wrong:
             raise NpyDataError(message)

@@ -89,6 +89,8 @@ BAD_INPUT = {
     "prepare t.txt -o x.npy --sample-mb 1e-9": "sample of 1e-09",
     "prepare t.txt -o x.npy --sample-mb nan": "sample of nan",
     "prepare t.txt -o x.npy --row-len 0": "row_len=0",
+    "prepare t.txt -o x.npy --row-len 4 --documents": "with row_len",
+    "prepare t.txt -o x.npy --tokenizer t.json --vocab-size 300": "t.json has its own",
     "prepare t.txt -o x.npy --row-len 1000000": "expected at least a row of 1000000",
     "prepare t.txt -o x.npy --tokenizer no-such.json": "no-such.json",
     "prepare t.txt -o x.npy --tokenizer t.txt": "not a tokenizer",

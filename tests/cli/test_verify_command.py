@@ -61,6 +61,10 @@ def test_verify_names_the_file_and_the_bytes_that_changed(saved, capsys):
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
     line = fails_in_one_line(capsys, f"verify {saved}")
     assert f"{path}: damaged between bytes 0 and 4,108, where state.0.exp_avg" in line
+    assert main(["verify", "--json", str(saved)]) == 2
+    (found,) = json.loads(capsys.readouterr().out)
+    assert not found["complete"]
+    assert "damaged between bytes 0" in found["why"]
 
 
 def test_verify_does_not_pass_over_a_damaged_checkpoint_to_one_inside_it(saved, capsys):
@@ -73,6 +77,7 @@ def test_inspect_shows_model_optimizer_training_state_and_manifest(saved, capsys
     lines = succeeds(capsys, f"inspect {saved}").splitlines()
     groups = {line.split(".")[0] for line in lines[lines.index("") + 1 :]}
     assert groups == {"model", "optimizer", "training_state", "manifest"}
+    assert any(line.endswith("(0.9, 0.99)") for line in lines)
     assert "format      npydata" in lines
     report = json.loads(succeeds(capsys, f"inspect {saved} --json"))
     assert report["metadata"]["manifest.step"] == report["metadata"]["training_state.step"] == 50
