@@ -57,8 +57,8 @@ def train(
     first, saved = resume_from(out, model, optimizer, loader, settings)
     if first:
         print(
-            f"{out / saved}: resumed at step {first:,}; the next batch is the one you would have "
-            "had",
+            f"{out / saved}: resumed at step {first:,} of {steps:,}; the next batch is the one "
+            "you would have had",
             file=sys.stderr,
         )
     out.mkdir(parents=True, exist_ok=True)

@@ -241,7 +241,7 @@ class Tracer:
             )
         for part in sorted(PARTS, key=lambda part: -self.seconds[part]):
             known = [site for site in self.sites[part] if site in self.advice]
-            if part in ("data", "save", "load") and known:
+            if self.steps and part in ("data", "save", "load") and known:
                 if self.seconds[part] < WORTH_ADVICE * (total - self.seconds["start-up"]):
                     continue
                 slowest = max(known, key=self.sites[part].__getitem__)

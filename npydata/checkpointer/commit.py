@@ -26,6 +26,7 @@ from npydata.errors import CheckpointError
 from npydata.reader.formats.training import (
     MANIFEST,
     MAX_SEQUENCE,
+    TRAINING,
     FileEntry,
     Manifest,
     check_sizes,
@@ -320,21 +321,31 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint folder in ``root``, or None if there is none.
 
     The newest is the one committed last, whatever its step: the one that ``latest`` names if it is
-    complete, else the newest complete one.
+    complete, else the newest complete one. A warning says if there are some, but none is complete.
 
     Raises:
+        CheckpointError: ``root`` is itself a checkpoint.
         OSError: It can't be determined: this user may not read ``latest`` or the checkpoint that it
             names, or the disk fails.
     """
     root = Path(root)
     if not root.is_dir():
         return None
+    if (root / MANIFEST).is_file() and (root / TRAINING).is_file():
+        raise CheckpointError(f"{root}: is a checkpoint, expected the folder that it is in")
     named = named_latest(root)
     if named is not None and not named.is_symlink():
         with suppress_missing(INCONCLUSIVE | DENIED):
             check_sizes(named, read_manifest(named))
             return named
-    return next((folder for folder, _ in list_checkpoints(root) if is_complete(folder)), None)
+    found = list_checkpoints(root)
+    newest = next((folder for folder, _ in found if is_complete(folder)), None)
+    if found and newest is None:
+        warnings.warn(
+            f"{root}: none of its {len(found)} checkpoints is complete: see npydata verify {root}",
+            stacklevel=2,
+        )
+    return newest
 
 
 def named_latest(root: Path) -> Path | None:

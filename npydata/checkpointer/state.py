@@ -79,7 +79,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
         set_generators(state)
     except Exception as error:
         set_generators(before)
-        raise CheckpointError(f"is not a state of random generators: {error!r}") from None
+        raise CheckpointError(f"is not what capture_rng() returned: {error!r}") from None
 
 
 def set_generators(state: Mapping[str, Any]) -> None:

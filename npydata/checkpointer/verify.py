@@ -83,7 +83,8 @@ def scan(root: str | os.PathLike[str]) -> list[Found]:
     """Return the checkpoints in a folder and the folders in it, the newest first.
 
     The newest is the last committed, if all are npydata's; else the one with the largest step, if
-    all have one; else the last changed. Links are not followed.
+    all have one; else the last changed. Files of weights alone (``.safetensors``) come last. Links
+    are not followed.
 
     Raises:
         CheckpointError: There is no such folder or file.
@@ -99,6 +100,7 @@ def scan(root: str | os.PathLike[str]) -> list[Found]:
         found.sort(key=lambda one: one.sequence, reverse=True)
     elif all(one.step is not None for one in found):
         found.sort(key=lambda one: one.step or 0, reverse=True)
+    found.sort(key=lambda one: one.path.suffix == ".safetensors")  # weights alone, as an export
     return found
 
 

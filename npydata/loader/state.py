@@ -58,7 +58,9 @@ def require_state(
     """
     wanted = {"version", "seed", "epoch", "samples", "fingerprint", "shuffle", "order"}
     if not isinstance(state, dict) or not wanted <= state.keys():
-        raise LoaderError(f"not a loader's state: expected the keys {', '.join(sorted(wanted))}")
+        raise LoaderError(
+            f"{state!r:.40} is not a loader's state: expected the keys {', '.join(sorted(wanted))}"
+        )
     if state["version"] != STATE_VERSION:
         raise LoaderError(f"state of version {state['version']}, expected {STATE_VERSION}")
     for name in ("seed", "epoch", "samples"):

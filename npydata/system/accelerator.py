@@ -41,7 +41,7 @@ def why_unusable(device: Any) -> str | None:
         count = device_count(wanted.type)
         if wanted.type in ("cpu", "meta") or (wanted.index or 0) < count:
             return None
-        why = f"there are {count} of its kind, counted from 0"
+        why = f"torch finds {count} such devices, counted from 0"
     return f"device={device!r}: {why}"
 
 

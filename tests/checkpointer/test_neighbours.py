@@ -6,7 +6,13 @@ import pytest
 from checkpoint_tools import tree_of
 from faults.saving import loaded_step, saved
 
-from npydata import CheckpointError, latest_checkpoint, load_checkpoint, open_checkpoint
+from npydata import (
+    CheckpointError,
+    latest_checkpoint,
+    load_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
 from npydata.checkpointer import commit
 from npydata.reader.formats import training
 
@@ -132,3 +138,12 @@ def test_latest_as_a_folder_is_refused_before_anything_is_saved(tmp_path):
     with pytest.raises(CheckpointError, match="latest: is no file"):
         saved(tmp_path / "c", 1)
     assert names_in(tmp_path) == ["latest"]
+
+
+def test_where_no_checkpoint_is_complete_the_newest_is_none_and_a_warning_says_so(tmp_path):
+    save_checkpoint(tmp_path / "a", {})
+    with pytest.raises(CheckpointError, match="is a checkpoint, expected the folder"):
+        latest_checkpoint(tmp_path / "a")
+    (tmp_path / "a" / "model.safetensors").unlink()
+    with pytest.warns(UserWarning, match="none of its 1 checkpoints is complete"):
+        assert latest_checkpoint(tmp_path) is None

@@ -145,6 +145,12 @@ def test_the_last_model_beside_a_trainers_checkpoints_hides_none_of_them(tmp_pat
     assert [one.path.name for one in scan(tmp_path)] == ["checkpoint-10", "checkpoint-5"]
 
 
+def test_exported_weights_are_not_what_to_resume_from(tmp_path):
+    ours(tmp_path, 5)
+    save_file({"w": torch.ones(2)}, tmp_path / "export.safetensors")
+    assert [one.path.name for one in scan(tmp_path)] == ["step-5", "export.safetensors"]
+
+
 def test_none_complete_and_json_for_programs(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
     plain(tmp_path, 3)

@@ -150,8 +150,8 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{folder}: there is no such folder (a file is read by open_checkpoint)"
             ) from None
         raise CheckpointError(
-            f"{folder}: has no {MANIFEST}: not a complete checkpoint (of a folder of checkpoints "
-            f"latest_checkpoint({os.fspath(folder)!r}) returns the newest)"
+            f"{folder}: has no {MANIFEST}: not a complete checkpoint; if it holds checkpoints, "
+            f"latest_checkpoint({os.fspath(folder)!r}) returns the newest"
         ) from None
 
 
