@@ -4,9 +4,9 @@
 
 **00** · next: [01 A token file larger than memory](01_memmap_dataset.ipynb)
 
-**Why you should care.** A GPU that waits is paid for like a GPU that works, and a training script does not tell you which of the two it is doing. Tonight you take an ordinary script, see where its time goes, and replace the four parts that make it wait. Then you kill your own training with `kill -9`, start it again, and it goes on as if nothing had happened.
+**Why you should care.** An idle GPU costs as much as a busy one, and a training script does not tell you which one you have. Tonight you take an ordinary script, see where its time goes, and replace the four parts that make it wait. Then you kill your own training with `kill -9`, start it again, and it resumes as if nothing had happened.
 
-**What you will have at the end** is a file, `lab/mine/train.py`, that trains by itself. Four parts of it are yours:
+**What you will have at the end** is `lab/mine/train.py`, a training script that runs on its own. Four parts of it are yours:
 
 ```python
 class Windows:                    # a batch in one look into the file
@@ -17,15 +17,15 @@ def read_tensor(path, name):      # one tensor out of a checkpoint, without the 
 
 Most of each is given; you write three to six lines. They are small, and every later lesson begins by breaking one of them.
 
-**You need** Python and a first acquaintance with PyTorch: you have seen a `Dataset`, a `DataLoader` and an optimizer. Nothing about threads, files or operating systems. No GPU and no network. Terms: [glossary](../materials/course/glossary.md).
+**You need** Python and a little PyTorch: you have seen a `Dataset`, a `DataLoader` and an optimizer. Nothing about threads, files or operating systems. No GPU and no network. Terms: [glossary](../materials/course/glossary.md).
 
-**Core: about 75 to 90 min**, estimated, in three sittings; after each there is a good place to stop. Where you see `...`, write; it is checked at once. Where you leave it open, or it is not right yet, the solution stands in, so every cell runs.
+**Core: about 75 to 90 min**, estimated, in three sittings; after each there is a good place to stop. Where you see `...`, write your code; it is checked at once. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
 | 1 | see where the time goes; `Windows` | 25 |
 | 2 | `Loader` and `Saver` | 30 |
-| 3 | `read_tensor`; kill it, and go on | 30 |
+| 3 | `read_tensor`; kill the run, and resume | 30 |
 | afterwards | what a faster part is worth; count, don't clock (optional) | 10 |
 
 **How it goes on.** Each later lesson takes one part and makes it fit for real work.
@@ -34,15 +34,15 @@ Most of each is given; you write three to six lines. They are small, and every l
 |---|---|---|
 | **00 start here** | all four parts, small; a run that survives `kill -9` | 90 |
 | [01 A token file larger than memory](01_memmap_dataset.ipynb) | training samples from a file larger than memory | 40 to 55 |
-| [02 An order without a list](02_order_without_a_list.ipynb) | every sample once, in an order that no list holds | 45 to 55 |
+| [02 An order without a list](02_order_without_a_list.ipynb) | every sample once, in a computed order | 45 to 55 |
 | [03 The next batch is ready before you ask](03_async_loader.ipynb) | a loader that keeps the order with any number of threads | 45 to 55 |
 | [04 How fast is it, and how would you know?](04_throughput.ipynb) | measurements that you can trust | 40 to 50 |
 | [05 A pickle is a program](05_pickle_program.ipynb) | a checkpoint from somebody else, read without running it | 45 to 55 |
 | [06 One tensor out of a large file](06_lazy_checkpoint.ipynb) | one tensor out of 20 GB, without reading 20 GB | 45 to 60 |
 | [07 Save without stopping](07_async_checkpointer.ipynb) | saving while the model trains | 40 to 50 |
-| [08 Survive the crash](08_survive_the_crash.ipynb) | a commit that leaves the old checkpoint or the new one, whenever a kill or a power cut comes | 45 to 55 |
+| [08 Survive the crash](08_survive_the_crash.ipynb) | a commit that leaves the old checkpoint or the new one, whenever a kill or a power cut hits | 45 to 55 |
 | [09 Scale out](09_scale_out.ipynb) | the same on several GPUs (optional) | 30 to 40 |
-| [10 Train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and goes on | 40 to 50 |
+| [10 Train, crash, resume](10_train_crash_resume.ipynb) | all of it in one run that is killed and resumed | 40 to 50 |
 | [11 Documents and mixtures](11_documents_and_mixtures.ipynb) | rows of whole documents, and several sources by weight (optional) | 40 to 55 |
 """
 
@@ -60,7 +60,7 @@ begin("00")
 """
 Run cells with Shift+Enter, from top to bottom.
 
-The next cell only brings in what your parts may use. It is also how your file will begin.
+The next cell only imports what your parts may use. Your file will begin with it, too.
 """
 
 # %% tags=["given", "file:train.py"]
@@ -80,13 +80,13 @@ from model import Stopwatch, main, new_model, resume, state_of, train_step  # gi
 """
 ## Sitting 1 · Where does the time go? · core
 
-Three words first.
+Three terms first.
 
 - A **token** is a piece of text, stored as a number. Our data file holds 262,144 of them: sentences like *these clever foxes rarely sing under the cliff*. Each word is a 2-byte number from 0 to 63.
 - A **window** is a run of consecutive tokens, cut out of the file as one training sample. The model reads all but the last (`x`), and learns to predict all but the first (`y`).
 - A **step** is one round of the training loop: get a batch of windows, compute the loss, update the weights.
 
-This is a common script. No line of it is wrong:
+This is a typical script. No line of it is wrong:
 
 ```python
 for step, (x, y) in enumerate(DataLoader(dataset, batch_size=64), start=1):
@@ -97,9 +97,9 @@ for file in sorted(folder.glob("step_*.pt")):
     weight = torch.load(file)["model.mlp.0.weight"]           # 8 KB of it
 ```
 
-It takes 60 steps and saves 6 *checkpoints*: files from which training can go on. At the end it reads one small weight out of each, as an evaluation would. So its time has four parts:
+It takes 60 steps and saves 6 *checkpoints*: files from which training can resume. At the end it reads one small weight out of each, as an evaluation would. So its time has four parts:
 
-- **data wait**: the loop stands still until the next batch is there;
+- **data wait**: the loop stands still until the next batch arrives;
 - compute: `train_step`, the part you want;
 - save **stall**: the loop stands still until a checkpoint is written. A stall is any wait that stops training for something that is not training;
 - load: checkpoints are read back.
@@ -115,7 +115,7 @@ predict("load", "And the load?", unit="%", mine=...)
 
 # %% [markdown]
 """
-Now the measurement: 30 steps of it, which takes some seconds. The script trains for real, and one CPU core plays the GPU. Times are in milliseconds a step. They are an illustration, and yours will differ.
+Now measure it: 30 steps, which take a few seconds. The script trains for real, and one CPU core plays the GPU. Times are in milliseconds per step. They are illustrative; yours will differ.
 """
 
 # %% tags=["nbval-ignore-output", "reveal:bar"]
@@ -124,18 +124,18 @@ play.draw_beside_guess(before)
 
 # %% [markdown] tags=["takeaway"]
 """
-Nothing in the script complains, and yet a good part of the bar is not compute. The bar is one run, cut into four: what the loop was doing, or waiting for.
+Nothing in the script complains, yet a good part of the bar is not compute. The bar splits one run into four parts: what the loop was doing, or waiting for.
 
-| part | what the loop does meanwhile | who ends it |
+| part | what the loop does meanwhile | what shortens it |
 |---|---|---|
 | data wait | waits for 64 windows, 60 times | `Windows`, `Loader` |
-| compute | trains | nobody: this is what you pay for |
+| compute | trains | nothing: this is what you pay for |
 | save stall | waits for 25 MB to be written, 6 times | `Saver` |
 | load | waits for 25 MB to be read, 6 times | `read_tensor` |
 
 ## `Windows`: a batch in one look · core
 
-The data wait hides in the line that begins with `for`. The script's dataset is asked for one window at a time, and does this 64 times for each batch:
+The data wait hides in the `for` line. The script's dataset is asked for one window at a time, so this runs 64 times per batch:
 
 ```python
 def __getitem__(self, index):
@@ -145,15 +145,15 @@ def __getitem__(self, index):
     return window[:-1], window[1:]
 ```
 
-Then the `DataLoader` glues 64 pairs of small tensors together. Your `Windows` opens the file once, and takes all windows of a batch by *one* indexing: NumPy takes a whole table of positions at once. With `tokens = [10, 11, 12, 13, 14, 15, 16]`,
+Then the `DataLoader` glues 64 pairs of small tensors together. Your `Windows` opens the file once, and gets all windows of a batch with *one* indexing operation: NumPy accepts a whole table of positions. With `tokens = [10, 11, 12, 13, 14, 15, 16]`,
 
 ```python
 tokens[np.array([[0, 1, 2], [4, 5, 6]])]        # [[10, 11, 12], [14, 15, 16]]
 ```
 
-`mmap_mode="r"` makes the file look like an array without reading it; lesson 01 is about how.
+`mmap_mode="r"` makes the file look like an array without reading it; lesson 01 explains how.
 
-**Write two bodies.** Window `k` begins at token `k * seq_len` and takes `seq_len + 1` tokens: `seq_len` to read and one more, since the targets are one token on. So neighbouring windows share a token.
+**Write two bodies.** Window `k` begins at token `k * seq_len` and takes `seq_len + 1` tokens: `seq_len` to read and one more, since the targets are shifted by one. So neighbouring windows share a token.
 
 - `len(windows)`: how many whole windows are in the file? With 9 tokens and `seq_len = 4` there are two: tokens 0 to 4, and 4 to 8. With 8 tokens there is one.
 - `fetch(indices)`: the windows of a batch, as two tensors `x` and `y` of dtype int64, each of shape `(len(indices), seq_len)`.
@@ -163,7 +163,7 @@ tokens[np.array([[0, 1, 2], [4, 5, 6]])]        # [[10, 11, 12], [14, 15, 16]]
 """
 <details><summary>Hint</summary>
 
-Write down the table of positions for `indices = [0, 1]` and `seq_len = 4`: it has two rows of five numbers. A column of starts plus a row of offsets makes it: `np.array([0, 4])[:, None] + np.arange(5)`. Then index `self.tokens` with it, `.astype(np.int64)`, `torch.from_numpy`. From there `x` is all columns but the last.
+Write down the table of positions for `indices = [0, 1]` and `seq_len = 4`: it has two rows of five numbers. A column of starts plus a row of offsets gives it: `np.array([0, 4])[:, None] + np.arange(5)`. Then index `self.tokens` with it, `.astype(np.int64)`, `torch.from_numpy`. Then `x` is all columns but the last.
 
 </details>
 """
@@ -192,12 +192,12 @@ class Windows:
 
 # %% [markdown] tags=["solution:Windows"]
 """
-The first window needs `seq_len + 1` tokens, and each further one `seq_len` more. `fetch` touches Python's slow side a handful of times a batch instead of some hundred times.
+The first window needs `seq_len + 1` tokens, and each further one `seq_len` more. `fetch` runs a handful of Python-level operations per batch instead of hundreds.
 """
 
 # %% [markdown]
 """
-The same run again, with your `Windows`. Batches now come from `fetch`, one after the other; everything else is as it was.
+The same run again, with your `Windows`. Batches now come from `fetch`, one after the other; everything else is unchanged.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -208,15 +208,15 @@ play.draw(before=before, now=now)
 
 # %% [markdown] tags=["takeaway"]
 """
-Only the part that you replaced is measured anew; the other three are drawn as they were. The data wait is almost gone: 64 openings, 64 reads and 128 small tensors have become one indexing.
+Only the part that you replaced is measured again; the other three are drawn as before. The data wait is almost gone: 64 opens, 64 reads and 128 small tensors have become one indexing operation.
 
 That was the largest wait of this run, and you wrote five lines. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
 
 ## Sitting 2 · `Loader`: ready before you ask · core
 
-Our file is small and lies in memory. A file of a terabyte does not: then a batch may have to come from a disk, or through a network. So let us look at a slower one: the same windows, and for each batch a wait that is nearly as long as a step computes.
+Our file is small and fits in memory. A terabyte file does not: its batches may have to come from a disk, or over a network. So take a slower source: the same windows, but each batch has a wait nearly as long as a step's compute.
 
-Nothing forces the loop to stand still meanwhile. The next batch does not depend on the result of this step, so somebody can fetch it *while the model computes*. That somebody is a **thread**: a function that runs beside the rest of your program. Three lines of Python are all you need to know about it:
+Nothing forces the loop to stand still meanwhile. The next batch does not depend on the result of this step, so it can be fetched *while the model computes*, in a **thread**: a function that runs alongside the rest of your program. These three lines of Python are all you need:
 
 ```python
 threading.Thread(target=produce, daemon=True).start()   # produce() now runs beside us
@@ -224,9 +224,9 @@ ready = queue.Queue(maxsize=4)                          # a line of at most 4 th
 ready.put(batch); ready.get()                           # put waits while it is full, get while it is empty
 ```
 
-The queue is what makes it safe: one side puts batches in, the other takes them out in the same order, and neither needs to look at the other. Its `maxsize` makes it *bounded*: a fast producer can't fill your memory.
+The queue is what makes it safe: one side puts batches in, the other takes them out in the same order, and neither needs to know about the other. Its `maxsize` makes it *bounded*: a fast producer can't fill your memory.
 
-**Predict.** A batch now takes 0.8 of the time that a step computes.
+**Predict.** Fetching a batch now takes 0.8 times as long as a step's compute.
 """
 
 # %% tags=["prediction:pace"]
@@ -241,10 +241,10 @@ predict(
 
 # %% [markdown]
 """
-**Write the two sides of the queue.** `produce` runs in the thread, and the lines after its start run in the training loop.
+**Write the two sides of the queue.** `produce` runs in the thread; the lines after `.start()` run in the training loop.
 
-- `produce` fetches batch after batch, in order, with `self.data.fetch(indices)`, and puts each into `ready` as soon as it has it: windows 0 to `batch_size - 1`, then the next `batch_size`, and so on. If too few are left for a whole batch, it stops. At the end it puts `None`, so that the other side knows.
-- The loop's side takes batches out and hands each on with `yield`, until it meets `None`.
+- `produce` fetches batch after batch, in order, with `self.data.fetch(indices)`, and puts each into `ready` as soon as it has it: windows 0 to `batch_size - 1`, then the next `batch_size`, and so on. If too few are left for a whole batch, it stops. At the end it puts `None`, to tell the other side.
+- The loop's side takes batches out and hands each to the training loop with `yield`, until it gets `None`.
 """
 
 # %% [markdown] tags=["hint:Loader"]
@@ -284,7 +284,7 @@ class Loader:
 
 # %% [markdown] tags=["solution:Loader"]
 """
-`daemon=True` means that the thread does not keep your program alive when the rest of it is done. What becomes of the loop if `produce` dies of an error? Lesson 03 opens with that question.
+`daemon=True` means that the thread does not keep your program alive when the rest of it is done. What happens to the loop if `produce` dies with an error? Lesson 03 opens with that question.
 """
 
 # %% tags=["nbval-ignore-output", "reveal:pace"]
@@ -298,9 +298,9 @@ reveal("pace", "as long as " + ("the slower of the two" if hidden > 0 else "both
 
 # %% [markdown] tags=["takeaway"]
 """
-The wait for the disk is as long as before, but nobody waits for it: the thread sleeps while the model computes. If the disk were slower than the model, it would set the pace. The slower of the two always does.
+The disk takes as long as before, but the loop no longer waits for it: the thread does, while the model computes. If the disk were slower than the model, it would set the pace. The slower of the two always does.
 
-There are two ways to a shorter run, and you have now used both. *Make a part shorter*: `Windows`. *Hide a part behind another*: `Loader`. Saving will be the second way again.
+There are two ways to shorten a run, and you have now used both. *Make a part shorter*: `Windows`. *Hide a part behind another*: `Loader`. Saving will use the second again.
 
 **What would you notice?** The next cell changes one line of a `Loader`. Pick what you would see; then it runs with that line.
 """
@@ -312,13 +312,13 @@ card("a queue without an end", mine=...)
 """
 ## `Saver`: first make it safe · core
 
-A checkpoint that is half written when the power goes is worse than none, if its name says that it is one. So a careful program never writes under the final name:
+A checkpoint left half-written by a power cut is worse than none if its name says that it is complete. So a careful program never writes under the final name:
 
 1. write to a *temporary* name, here `step-000020.tmp` (a checkpoint is a folder from now on);
 2. ask the system to put the bytes on the disk: `file.flush()` hands them from Python to the system, `os.fsync(file.fileno())` waits until they are on the disk;
 3. *rename* it: `temporary.rename(folder)`. A rename happens entirely or not at all.
 
-Whoever sees the name `step-000020` then knows that it is complete. (Lesson 08 explains why, and what is still missing.)
+So if a folder has the name `step-000020`, it is complete. (Lesson 08 explains why, and what is still missing.)
 
 The format is *safetensors*: `safetensors.torch.save(state)` turns a dictionary of tensors into bytes.
 
@@ -353,14 +353,14 @@ def write_checkpoint(folder, state):
 
 # %% [markdown] tags=["solution:write_checkpoint"]
 """
-If the process dies anywhere before the last line, a folder that ends in `.tmp` is left, and nobody takes it for a checkpoint.
+If the process dies anywhere before the last line, it leaves a folder that ends in `.tmp`, which can't be mistaken for a checkpoint.
 """
 
 # %% [markdown]
 """
 ## `Saver`: then hide it · core
 
-Writing 25 MB takes its time, and training could go on meanwhile: in a thread, as before. But there is a trap. What you hand over isn't a picture of that moment: it is the *live* weights. While the thread writes them, the next step changes them.
+Writing 25 MB takes a while, and training could go on meanwhile if a thread did the writing. But there is a trap. What you hand over isn't a snapshot: it is the *live* weights. While the thread writes them, the next step changes them.
 
 **Predict.**
 """
@@ -380,12 +380,12 @@ reveal("torn", play.save_live_weights())
 
 # %% [markdown]
 """
-So take a copy first. Copying 25 MB in memory takes a few milliseconds; that is what the loop waits for.
+So take a copy first. Copying 25 MB in memory takes a few milliseconds; that is all the loop waits for.
 
 **Write `save` and `wait`.**
 
-- `save(folder, state)`: wait until the save before is done; copy each tensor of the dictionary (`tensor.clone()`); start a thread that calls `write_checkpoint(folder, copy)` (`Thread` takes the arguments as `args=(...)`), and keep it in `self.thread`. `start()` gives nothing back.
-- `wait()`: wait until the thread is done, if there is one. `thread.join()` does. (An error in the thread is lost here. Lesson 07 opens with it.)
+- `save(folder, state)`: wait until the previous save is done; copy each tensor of the dictionary (`tensor.clone()`); start a thread that calls `write_checkpoint(folder, copy)` (`Thread` takes the arguments as `args=(...)`), and keep it in `self.thread`. `start()` returns nothing.
+- `wait()`: wait until the thread is done, if there is one. `thread.join()` does that. (An error in the thread is lost here; lesson 07 opens with it.)
 """
 
 # %% [markdown] tags=["hint:Saver"]
@@ -421,7 +421,7 @@ class Saver:
 
 # %% [markdown] tags=["solution:Saver"]
 """
-Without `daemon=True` Python waits for the thread before the program ends: the last checkpoint is written to its end.
+Without `daemon=True` Python waits for the thread before the program ends: the last checkpoint is written completely.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -430,7 +430,7 @@ play.draw(before=before, now=now)
 
 # %% [markdown] tags=["takeaway"]
 """
-The save stall is now the copy, and perhaps a wait if the disk has not finished the one before within ten steps. The writing itself goes on beside the training.
+The save stall is now the copy, plus a wait if the previous save hasn't finished ten steps later. The writing itself runs alongside training.
 
 **What would you notice?** One line of `Saver` changed.
 """
@@ -440,19 +440,19 @@ card("no copy", mine=...)
 
 # %% [markdown]
 """
-Two of the waits are gone, and **this is a good place to stop**. What is left is one read, and the kill.
+Two of the waits are gone, and **this is a good place to stop**. What is left: one read, and the kill.
 
 ## Sitting 3 · `read_tensor`: only what you need · core
 
-`torch.load` reads a whole checkpoint to give you 8 KB of it. The safetensors format is made so that you don't have to. It is so simple that you can read it by hand:
+`torch.load` reads a whole checkpoint to give you 8 KB of it. The safetensors format is designed so that you don't have to. It is simple enough to read by hand:
 
 | bytes | what they are |
 |---|---|
 | 8 | a number `n`, little-endian: how long the header is |
 | `n` | the header: JSON, for each tensor its `dtype`, its `shape` and its `data_offsets` |
-| the rest | the tensors' bytes; `data_offsets` `[begin, end]` count from where this part begins |
+| the rest | the tensors' bytes; `data_offsets` `[begin, end]` count from the start of this part |
 
-Here is one header, cut short:
+Here is one header, shortened:
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -461,14 +461,14 @@ play.show_header(path)
 
 # %% [markdown]
 """
-**Write the middle of `read_tensor`**: from the open file get `info`, the header's entry for `name`, and `data`, this tensor's bytes. Read no other tensor's: a checkpoint may have 20 GB. `int.from_bytes(eight_bytes, "little")` makes a number of bytes, `json.loads` reads a header, and `file.seek(place)` goes to a place in the file, counted from its beginning.
+**Write the middle of `read_tensor`**: from the open file get `info`, the header's entry for `name`, and `data`, this tensor's bytes. Read no other tensor's: a checkpoint may be 20 GB. `int.from_bytes(eight_bytes, "little")` turns bytes into a number, `json.loads` parses a header, and `file.seek(place)` goes to a place in the file, counted from its beginning.
 """
 
 # %% [markdown] tags=["hint:read_tensor"]
 """
 <details><summary>Hint</summary>
 
-Read 8 bytes: that is `n`. Read `n` bytes: that is the header. The tensors' part begins at `8 + n`. With `begin, end = info["data_offsets"]`, where does this tensor begin in the *file*, and how many bytes has it?
+Read 8 bytes: that is `n`. Read `n` bytes: that is the header. The tensors' part begins at `8 + n`. With `begin, end = info["data_offsets"]`, where does this tensor begin in the *file*, and how many bytes is it?
 
 </details>
 """
@@ -491,7 +491,7 @@ def read_tensor(path, name):
 
 # %% [markdown] tags=["solution:read_tensor"]
 """
-Two reads and a seek, whatever the size of the file. `torch.frombuffer` takes the bytes as they are.
+Three reads and a seek, whatever the size of the file. `torch.frombuffer` uses the bytes as they are.
 """
 
 # %% tags=["prediction:bytes"]
@@ -508,7 +508,7 @@ reveal("bytes", play.bytes_read(lambda: read_tensor(path, "model.mlp.0.weight"))
 
 # %% [markdown]
 """
-The tensor, the header, and a little that Python's file buffer reads ahead. The naive script read 25 MB. Of a checkpoint of 20 GB it would have read 20 GB; yours would read the same few KB.
+The tensor, the header, and a little that Python's file buffer reads ahead. The naive script read 25 MB. From a 20 GB checkpoint it would have read 20 GB; yours would read the same few KB.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -523,9 +523,9 @@ What is left is compute, and little else. That was the bar; now the run has to s
 
 ## Go on where it stopped · core
 
-After a crash two questions have to be answered: *from which checkpoint*, and *with which batch*?
+After a crash there are two questions: resume from *which checkpoint*, and *with which batch*?
 
-**Write `latest`.** In the folder `root` lie finished checkpoints, `step-000010`, `step-000020`, and perhaps one that was cut off, `step-000030.tmp`. Return the path of the newest finished one, or `None` if there is none. `root.glob("step-*")` gives the paths, in no particular order; paths compare like their names.
+**Write `latest`.** The folder `root` holds finished checkpoints, `step-000010`, `step-000020`, and perhaps one that was cut off, `step-000030.tmp`. Return the path of the newest finished one, or `None` if there is none. `root.glob("step-*")` gives the paths, in no particular order; paths compare by name.
 """
 
 # %% [markdown] tags=["hint:latest"]
@@ -549,7 +549,7 @@ def latest(root):
 
 # %% [markdown] tags=["solution:latest"]
 """
-The zeros in `step-000010` make the order of the names the order of the steps.
+The leading zeros in `step-000010` make name order the same as step order.
 """
 
 # %% [markdown]
@@ -588,7 +588,7 @@ One step too early, and a batch is trained on twice; one too late, and a batch i
 """
 ## Your training script · core
 
-The rest is given: a tiny model, and the loop, which you know. `resume` puts the tensors of a checkpoint back by calling your `read_tensor` for each, and returns how many steps are done (0 where there is no checkpoint). `watch` is the stopwatch behind the bars. Read `train` once: every name in it that is not in the model's file is yours.
+The rest is given: a tiny model, and the loop, which you know. `resume` restores a checkpoint's tensors by calling your `read_tensor` for each, and returns how many steps are done (0 if there is no checkpoint). `watch` is the stopwatch behind the bars. Read `train` once: every name that doesn't come from the model's file is yours.
 """
 
 
@@ -629,7 +629,7 @@ play.write_the_rest(before)
 """
 ## Kill it · core
 
-The next cell starts your script in a process of its own, as `.venv/bin/python lab/mine/train.py` would. You see it train. When it has printed 30 steps or a little more, it is killed; the save of step 30 comes after the print, so its folder may be missing.
+The next cell starts your script in its own process, as `.venv/bin/python lab/mine/train.py` would. You see it train. Once it has printed 30 steps or a few more, it is killed; the save of step 30 comes after the print, so its folder may be missing.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -644,7 +644,7 @@ print(*sorted(os.listdir(script.with_name("checkpoints"))))
 
 # %% [markdown]
 """
-The process had no chance to tidy up. If a folder that ends in `.tmp` is among what it left, it was killed in the middle of a save.
+The process had no chance to tidy up. If it left a folder that ends in `.tmp`, it was killed in the middle of a save.
 
 **Predict.** You start the same script again.
 """
@@ -666,7 +666,7 @@ reveal("resume", began_anew or "go on after the newest finished checkpoint")
 
 # %% [markdown]
 """
-That is your training, resumed, and below it the bars that your script prints by itself. It measures its own three waits; `compute` is the same code in both, so it is drawn as measured before. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare each loss to its last digit.
+That is your training, resumed, and below it the bars that your script prints. It measures its own three waits; `compute` is the same code in both, so it is drawn as measured before. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare every digit of each loss.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -679,7 +679,7 @@ print(f"{len(both)} losses; they are those of the undisturbed run:", both == und
 
 # %% [markdown]
 """
-**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to begin anew, start `.venv/bin/python lab/mine/train.py`, and in a second terminal `kill -9 $(pgrep -f lab/mine/train.py)`, as often as you like.
+**That's it.** You have a training script that hardly waits, and that you can kill. Try it in a terminal, in the folder that holds `lab`: delete `lab/mine/checkpoints` to start over, run `.venv/bin/python lab/mine/train.py`, and in a second terminal `kill -9 $(pgrep -f lab/mine/train.py)`, as often as you like.
 
 ### Prove it
 
@@ -696,7 +696,7 @@ card("a folder that only looks finished", mine=...)
 """
 ## Afterwards: what is a faster part worth? · optional
 
-Say you can make the data wait of the naive script ten times as fast, or a hundred times. How much faster is the *whole run*? Move the slider (in JupyterLab; elsewhere the picture shows one setting).
+Say you can cut the naive script's data wait to a tenth, or a hundredth. How much faster is the *whole run*? Move the slider (in JupyterLab; elsewhere the picture shows one setting).
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -704,7 +704,7 @@ sliders(play.faster(before), data_wait_is_faster_by=(2, [1, 2, 5, 10, 20, 50, 10
 
 # %% [markdown] tags=["takeaway"]
 """
-The bar shrinks quickly at first, and hardly at all later: the other parts are left. A part that takes the share `s` of the time can make the whole at most `1 / (1 - s)` times as fast, whatever you do to it. This is *Amdahl's law*, and the reason to look at the bar first.
+The bar shrinks quickly at first, and hardly at all later: the other parts remain. Speeding up a part that takes a share `s` of the time makes the whole at most `1 / (1 - s)` times as fast. This is *Amdahl's law*, and the reason to look at the bar first.
 
 | a part that takes | can make the whole faster by at most |
 |---|---|
@@ -734,7 +734,7 @@ print("your Windows asks for:", play.bytes_read(lambda: windows.fetch(range(64))
 
 # %% [markdown]
 """
-Each of the 64 samples opens the file anew, and each opening reads its first kilobytes through Python's file buffer, to find 128 bytes of description. Yours asks for nothing at all: the file is mapped into memory, and lesson 01 shows what happens there.
+Each of the 64 samples opens the file again, and each open reads its first kilobytes through Python's file buffer, to get a 128-byte header. Yours asks for nothing at all: the file is mapped into memory, and lesson 01 shows what happens there.
 """
 
 # %% [markdown] tags=["closing"]
@@ -743,14 +743,14 @@ Each of the 64 samples opens the file anew, and each opening reads its first kil
 
 - how to cut a run's time into data wait, compute, save stall and load;
 - the two remedies: make a part shorter, or hide it behind another;
-- why a batch is one indexing, and a save a copy, a thread, and a rename;
-- what a run needs to go on after `kill -9`: a finished checkpoint, and the number of the next batch.
+- why a batch is one indexing operation, and a save is a copy, a thread, and a rename;
+- what a run needs to resume after `kill -9`: a finished checkpoint, and the number of the next batch.
 
 **The number to remember: 1 / (1 - share).** It is the most you can gain from one part. So look at the bar before you make anything faster.
 
 **Yours to keep**: `lab/mine/train.py`, which trains, survives, and draws its own bar.
 
-**The next pain.** Your four parts work, but they trust the world. What if the file shrinks while you read it? What if `produce` dies, or the disk is full, or the power goes right after the rename? Each later lesson opens by breaking one of them.
+**The next pain.** Your four parts work, but they trust the world. What if the file shrinks while you read it? What if `produce` dies, or the disk is full, or the power fails right after the rename? Each later lesson opens by breaking one of them.
 
 Next: [01 A token file larger than memory](01_memmap_dataset.ipynb)
 """

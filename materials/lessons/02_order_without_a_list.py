@@ -4,9 +4,9 @@
 
 [01 A token file larger than memory](01_memmap_dataset.ipynb) · **02** · next: [03 The next batch is ready before you ask](03_async_loader.ipynb)
 
-**Why you should care.** A run over a trillion samples should see each of them once, in an order nobody can guess. It should run on 8 GPUs today, crash, and go on with 6 tomorrow. What you have so far can't: random windows miss a third of the file in every epoch, and the `steps` of lesson 00 finds its way back by fetching everything again. In this lesson you write an order that is computed, not stored.
+**Why you should care.** A run over a trillion samples should see each of them once, in an unpredictable order. It should run on 8 GPUs today, crash, and resume on 6 tomorrow. What you have so far can't: random windows miss a third of the file in every epoch, and lesson 00's `steps` finds its place by fetching everything again. In this lesson you write an order that is computed, not stored.
 
-**The idea in five lines.** All the rest makes these lines fast, shared and resumable:
+**The idea in five lines.** The rest makes these lines fast, shared and resumable:
 
 ```python
 shuffle = permutation(num_samples, hash(seed, epoch))  # nothing is stored
@@ -24,15 +24,15 @@ samples_given += B * ranks                             # all that a resume needs
 
 <details><summary>Answers</summary>
 
-1. One call in place of hundreds. The copying itself is cheap.
-2. What a generator draws depends on who asked before. A hash gives the same to everyone.
+1. One call instead of hundreds. The copying itself is cheap.
+2. What a generator draws depends on earlier draws. A hash gives everyone the same.
 3. Yes: it is a function of three numbers, the seed among them.
 
 </details>
 
 **You need** lessons 00 and 01. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
+**About 45 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution is used, so every cell runs.
 """
 
 # %%
@@ -80,7 +80,7 @@ reveal("never", never)
 
 # %% [markdown]
 """
-More than a third. (One draw misses a given window with probability `1 - 1/n`; all `n` draws miss it with probability `1/e`, nearly.) That is the first of two numbers to fix in this lesson.
+More than a third. (One draw misses a given window with probability `1 - 1/n`; all `n` draws miss it with probability close to `1/e`.) That is the first of two numbers to fix in this lesson.
 
 To see each sample once, you need an *order* of them: a shuffle.
 
@@ -88,9 +88,9 @@ To see each sample once, you need an *order* of them: a shuffle.
 
 The common version asks a generator for a list: `np.random.default_rng(seed).permutation(n)`. For 10^12 samples the list takes 8 TB.
 
-A hash needs no list, but it may send two positions to one sample. A shuffle must not. So build it from moves that can be *undone*: if you can walk back from each sample to its position, no two positions share a sample.
+A hash needs no list, but it may send two positions to the same sample. A shuffle must not. So build it from moves that can be *undone*: if you can walk back from each sample to its position, no two positions share a sample.
 
-Write the numbers from 0 into a grid, row by row. Then shift each row by some amount, round and round: what leaves on the right comes in again on the left. Then shift each column in the same way.
+Write the numbers from 0 into a grid, row by row. Then shift each row by some amount, with wraparound: what leaves on the right comes back in on the left. Then shift each column in the same way.
 
 ```
 0 1 2    rows by      2 0 1    columns by    3 8 1
@@ -98,9 +98,9 @@ Write the numbers from 0 into a grid, row by row. Then shift each row by some am
 6 7 8    --------->   7 8 6    ---------->   2 4 6
 ```
 
-Row 0 is shifted by 1: its 2 leaves on the right, and comes in on the left. All of a row moves by the same amount, so no two cells meet; and whoever knows the amounts can shift everything back. The amounts are where the randomness comes from: a hash of the row's number, then a hash of the column's.
+Row 0 is shifted by 1: its 2 leaves on the right, and comes in on the left. A whole row moves by the same amount, so no two cells collide; and if you know the amounts, you can shift everything back. The randomness is in the amounts: a hash of the row's number, then a hash of the column's.
 
-**Write `shift`**, the one move that everything is built of. `values` are places below `bound`. Move each one on by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64` (left out in the example), and `bound` is one, too. The result says where each number *goes*: 0 to place 1, 1 to place 2, 2 to place 0. (The grid above shows the reverse, who stands in each place: 2 0 1.)
+**Write `shift`**, the one move that everything is built from. `values` are places below `bound`. Move each one forward by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64` (left out in the example), and `bound` is one, too. The result says where each number *goes*: 0 to place 1, 1 to place 2, 2 to place 0. (The grid above shows the reverse, which number is in each place: 2 0 1.)
 
 ```python
 shift(np.array([0, 1, 2]), np.array([7, 7, 7]), 3)      # [1, 2, 0]: 7 is 2 * 3 + 1, so all move by 1
@@ -129,14 +129,14 @@ def shift(values, hashes, bound):
 
 # %% [markdown] tags=["solution:shift"]
 """
-Two remainders, `(values + hashes % bound) % bound`, are just as good; they give another order. This is how the library does it, because dividing 64-bit numbers is slow: the upper half of the hash, times `bound`, divided by 2^32, lies evenly below `bound`.
+Two remainders, `(values + hashes % bound) % bound`, are just as good; they give a different order. The library avoids them, because dividing 64-bit numbers is slow: the upper half of the hash, times `bound`, divided by 2^32, is spread evenly below `bound`.
 """
 
 # %% [markdown]
 """
 Two shifts, rows and then columns, make a **round**. Three rounds make the shuffle: after two, neighbours in a row still end up side by side twice as often as by chance.
 
-**Write `scramble`**: where does each cell of the grid go? `cells` is an array of cell numbers, counted row by row. `keys` has a pair of numbers for each round, `(across, down)`; they make another seed give another order. In each round,
+**Write `scramble`**: where does each cell of the grid go? `cells` is an array of cell numbers, counted row by row. `keys` has a pair of numbers for each round, `(across, down)`; they make each seed give its own order. In each round,
 
 - first `column` moves by `hash_of(row, across)`, which gives 64 scrambled bits for each row;
 - then `row` moves by `hash_of(column, down)`, where `column` is already the new one.
@@ -146,7 +146,7 @@ Two shifts, rows and then columns, make a **round**. Three rounds make the shuff
 """
 <details><summary>Hint</summary>
 
-`row, column = np.divmod(cells, columns)` gives the row and the column of each cell. Columns wrap at `columns`, rows at `rows`. In the end: which number has the cell in row r and column c?
+`row, column = np.divmod(cells, columns)` gives the row and the column of each cell. Columns wrap at `columns`, rows at `rows`. At the end: what number does the cell in row r and column c have?
 
 </details>
 """
@@ -166,12 +166,12 @@ def scramble(cells, rows, columns, keys):
 
 # %% [markdown] tags=["solution:scramble"]
 """
-Each shift looks at the part that it leaves alone. That is why it can be undone. Ciphers that move two halves in turn are named after Horst Feistel.
+Each shift depends only on the part that it leaves alone. So it can be undone. Ciphers that change two halves in turn are named after Horst Feistel.
 """
 
 # %% [markdown]
 """
-**Turn it.** Your `scramble`, after 0 to 3 rounds. The numbers are positions in an epoch, and the cell that a number has moved to is its sample. 22 samples need a grid of 25, so the last three cells are no samples: a number that ends there is red. In JupyterLab, move the number of samples: when is nothing red?
+**Try it.** Your `scramble`, after 0 to 3 rounds. The numbers are positions in an epoch, and the cell that a number has moved to is its sample. 22 samples need a grid of 25, so the last three cells are not samples: a number that lands there is red. In JupyterLab, change the number of samples: when is nothing red?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -179,20 +179,20 @@ sliders(play.rounds(scramble), samples=(22, list(range(2, 43))))
 
 # %% [markdown] tags=["takeaway"]
 """
-Nothing is red when the samples fill the grid. Otherwise some positions lead to no sample. The white numbers in brackets, 22 to 24, are nobody's positions; for each red number, one of them stands in a cell that *is* a sample.
+Nothing is red when the samples fill the grid. Otherwise some positions may lead to no sample. The white numbers in brackets, 22 to 24, are not positions; for each red number, one of them is in a cell that *is* a sample.
 
 ### Break it: cells to spare
 
 A colleague fixes the red cells with a remainder, `cell % n`. There is no error; but some samples now come twice, and others never, as with random windows.
 
-**Write `shuffled`**, for a single position. `scrambled[k]` is the cell that number `k` has moved to; no two have moved to the same. If `scrambled[position]` is a sample, below `n`, that is the answer. If not, say it is cell 23. Number 23 is nobody's position. Where has *it* moved to? (Don't go through the whole list: a real `scrambled` has 10^12 entries and is computed, not stored.)
+**Write `shuffled`**, for a single position. `scrambled[k]` is the cell that number `k` has moved to; no two share a cell. If `scrambled[position]` is a sample, below `n`, that is the answer. If not, say it is cell 23. Number 23 is not a position. Where has *it* moved to? (Don't go through the whole list: a real `scrambled` has 10^12 entries and is computed, not stored.)
 """
 
 # %% [markdown] tags=["hint:shuffled"]
 """
 <details><summary>Hint</summary>
 
-Nobody else needs the cell that number 23 has moved to. If that is no sample either, do the same again.
+No other position needs the cell that number 23 has moved to. If that isn't a sample either, do the same again.
 
 </details>
 """
@@ -211,12 +211,12 @@ def shuffled(position, n, scrambled):
 
 # %% [markdown] tags=["solution:shuffled"]
 """
-Follow the moves until you are inside again. Draw an arrow from each number to the cell it moves to: every cell has one arrow in and one out, so the arrows form closed loops. A walk that began inside comes back inside, and two walks never meet.
+Follow the moves until you are below `n` again. Draw an arrow from each number to the cell it moves to: every cell has one arrow in and one out, so the arrows form closed loops. A walk that began below `n` comes back below `n`, and two walks never meet.
 """
 
 # %% [markdown]
 """
-Here is your shuffle as a class. It is given: it picks a nearly square grid, makes the keys, and takes your walk for a whole array at once. Only those that are outside walk on.
+Here is your shuffle as a class. It is given: it picks a nearly square grid, makes the keys, and does your walk for a whole array at once. Only those still outside walk on.
 """
 
 
@@ -242,15 +242,15 @@ print("three of a trillion:  ", MyShuffle(10**12, seed=1)([0, 1, 2]))
 
 # %% [markdown]
 """
-Any three of a trillion, and no list. (Yours may print other numbers: any right `shift` will do.)
+Any three of a trillion, and no list. (Yours may print other numbers: any correct `shift` will do.)
 
-The first number is fixed: an epoch has every sample once. **This is a good place to stop.** When you come back, run the cells from the top. What is left is to share the order, and to find the way back into it.
+The first number is fixed: an epoch sees every sample once. **This is a good place to stop.** When you come back, run the cells from the top. What is left is to share the order, and to resume in the middle of it.
 
 ## Sitting 2 · Every epoch its own order · core
 
-The shuffle takes one seed; a run has two numbers, its seed and the epoch. Many scripts shuffle by `seed + epoch`. Then the first epoch of seed 1 has the order that the second epoch of seed 0 has: three runs with the seeds 0, 1 and 2, of three epochs each, see five orders and not nine.
+The shuffle takes one seed; a run has two numbers, its seed and the epoch. Many scripts shuffle by `seed + epoch`. Then the first epoch of seed 1 has the same order as the second epoch of seed 0: three runs of three epochs each, with seeds 0, 1 and 2, see five orders, not nine.
 
-Runs that share their orders are not independent, so averaging them tells you less than you think. A hash of both numbers gives nine:
+Runs that share orders are not independent, so averaging them tells you less than you think. A hash of both numbers gives nine:
 """
 
 
@@ -264,7 +264,7 @@ def epoch_seed(seed, epoch):
 """
 ## Shared by several processes · core
 
-Several processes may train together. Each is a **rank**, numbered from 0, and how many there are is the **world size**. In each step every rank has a batch of its own, and at the end of a step they wait for each other. So a rank with one batch more than the others would wait forever.
+Several processes may train together. Each is a **rank**, numbered from 0, and the number of ranks is the **world size**. In each step every rank has its own batch, and at the end they wait for each other. So a rank with one batch more than the others would wait forever.
 
 The epoch's order is one line of positions. In each step the ranks together take the next `batch_size * world_size` of them: rank 0 the first slice, rank 1 the next one. Here are 11 positions for two ranks with batches of 4:
 
@@ -300,12 +300,12 @@ def rank_slice(batch, start, num_samples, batch_size, rank, world_size):
 
 # %% [markdown] tags=["solution:rank_slice"]
 """
-The ranks never talk: each computes its own slice. Beyond the end `size` is 0 or negative, and a `range` that runs backwards is empty.
+The ranks never communicate: each computes its own slice. Past the end `size` is 0 or negative, and a `range` that runs backwards is empty.
 """
 
 # %% [markdown]
 """
-**Turn it.** 30 positions, dealt out by your `rank_slice`, one step a line. Move the batch size and the ranks. How many positions can be dropped at most?
+**Try it.** 30 positions, dealt out by your `rank_slice`, one step per line. Change the batch size and the ranks. How many positions can be dropped at most?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -313,11 +313,11 @@ sliders(play.dealt(rank_slice), batch_size=(4, [3, 4, 5, 6]), ranks=(4, [1, 2, 3
 
 # %% [markdown] tags=["takeaway"]
 """
-At most one fewer than there are ranks. After each step, what was given is one piece, from 0 up to some position, whatever the batch size and the number of ranks. So where an epoch stands is *one number*.
+At most one fewer than there are ranks. After each step, the positions given out are one range, from 0 up to some position, whatever the batch size and the number of ranks. So an epoch's progress is *one number*.
 
 ## Break it: resume with another batch size · core
 
-Your `steps` from lesson 00 doesn't keep that number. It counts *batches*. A run with batches of 4 is killed after 6 of them. The new GPU has room for batches of 8, so the run goes on with `steps(loader, done=6, ...)`.
+Your `steps` from lesson 00 doesn't keep that number. It counts *batches*. A run with batches of 4 is killed after 6 of them. The new GPU has room for batches of 8, so the run resumes with `steps(loader, done=6, ...)`.
 
 **Predict.**
 """
@@ -337,9 +337,9 @@ reveal("skipped", missed)
 
 # %% [markdown]
 """
-A number of batches means nothing without their size. And there is a second trap: a loader makes batches *ahead*. When the run was killed, some had been made that the model was never given.
+A batch count means nothing without the batch size. And there is a second trap: a loader makes batches *ahead*. When the run was killed, some had been made but never given to the model.
 
-**Write `resumed`**, all that a resume has to get right. An epoch's samples come as in `order`, cut into batches of `batch_size`; the last may be shorter. When the run was killed, `made` batches had been made, and `delivered` of them given to the model. Return the list of batches that are still to come, each a piece of `order`, in batches of `new_batch_size`.
+**Write `resumed`**, everything that a resume has to get right. An epoch's samples come in the order `order`, cut into batches of `batch_size`; the last may be shorter. When the run was killed, `made` batches had been made, and `delivered` of them given to the model. Return the list of batches still to come, each a slice of `order`, in batches of `new_batch_size`.
 """
 
 # %% [markdown] tags=["hint:resumed"]
@@ -363,14 +363,14 @@ def resumed(order, batch_size, made, delivered, new_batch_size):
 
 # %% [markdown] tags=["solution:resumed"]
 """
-`made` plays no part. The number of samples that were *delivered*, by all ranks together, is what a checkpoint has to keep. It is the `start` of your `rank_slice`.
+`made` doesn't matter. The number of samples that were *delivered*, to all ranks together, is what a checkpoint has to keep. It is the `start` of your `rank_slice`.
 """
 
 # %% [markdown]
 """
 ## Put it together · core
 
-An epoch, for one rank, from wherever it was left. It is given; each line calls something of yours. `given` is what all ranks together were given before. (The file takes three of your five functions: `shuffled` and `resumed` were for the idea, and `MyShuffle` and `MyOrder` do the same with whole arrays.)
+An epoch, for one rank, from wherever it stopped. The class is given; it calls your functions. `given` is what all ranks together were given before. (The file takes three of your five functions: `shuffled` and `resumed` only showed the idea, and `MyShuffle` and `MyOrder` do the same with whole arrays.)
 """
 
 
@@ -424,15 +424,15 @@ print(f"samples skipped, if batches of 4 become 8: {missed} of 96 -> {96 - len({
 
 - why random draws miss more than a third of the windows;
 - why a shuffle must be reversible, and which moves of a grid are;
-- what to do with cells that no sample stands for, and why a remainder is wrong;
+- what to do with cells that are not samples, and why a remainder is wrong;
 - why `seed + epoch` makes runs share their orders;
-- why a resume counts samples that were *delivered*, and neither batches nor what was made.
+- why a resume counts samples that were *delivered*, not batches and not what was made.
 
 **The number to remember: 1.** One number, the samples that all ranks were given, is all that a resume needs to know about an epoch.
 
 **Yours to keep**: `lab/mine/order.py`. The library's [permutation.py](../npydata/dataset/permutation.py) and [sampler.py](../npydata/loader/sampler.py) do the same, 8,192 samples at a time; their saved state also names the data it belongs to, and is refused on any other.
 
-**The next pain.** Every batch is still made while the model stands still, or by a thread that you can't rely on. Lesson 03 makes the next ones ahead, in the order of their numbers; your shuffle comes in again in lesson 10.
+**The next pain.** Every batch is still made while the model stands still, or by a thread that you can't rely on. Lesson 03 makes the next ones ahead, in order; your shuffle comes back in lesson 10.
 
 [01 A token file larger than memory](01_memmap_dataset.ipynb) · **02** · next: [03 The next batch is ready before you ask](03_async_loader.ipynb)
 """

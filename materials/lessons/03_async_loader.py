@@ -4,7 +4,7 @@
 
 [02 An order without a list](02_order_without_a_list.ipynb) · **03** · next: [04 How fast is it, and how would you know?](04_throughput.ipynb)
 
-**Why you should care.** A GPU that waits for a batch costs as much as one that works. Your `Loader` of lesson 00 fetches ahead, with one thread and a queue, and it works as long as nothing goes wrong. Here you break it in three ways, and then write one that can't be broken in these ways: it keeps the order with any number of threads, brings every error to where you can see it, and can be left at any time.
+**Why you should care.** A GPU that waits for a batch costs as much as one that works. Your `Loader` from lesson 00 fetches ahead, with one thread and a queue, and it works as long as nothing goes wrong. Here you break it in three ways, and then write one that survives all three: it keeps the order with any number of threads, raises every error where you can see it, and lets you leave at any time.
 
 **The idea in five lines.** Everything else makes these lines safe when they run at the same time:
 
@@ -20,19 +20,19 @@ buffer.close()                     # it is over: everybody wakes up, and ends
 
 1. With the next batch fetched while the model computes, how long does a step take?
 2. What does a queue's `put` do while the queue is full?
-3. After a crash, with which batch does a run go on?
+3. After a crash, which batch does a run resume with?
 
 <details><summary>Answers</summary>
 
 1. As long as the slower of the two.
-2. It waits, until somebody takes something out.
+2. It waits until something is taken out.
 3. With the first one that the checkpoint has not been trained on.
 
 </details>
 
 **You need** lesson 00. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 55 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
+**About 45 to 55 min**, estimated, in two sittings. Where you see `...`, write your code; it is checked at once. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -58,7 +58,7 @@ import threading
 """
 ## Sitting 1 · Break your loader · core
 
-The first cell brought back your `Loader` of lesson 00 (or the solution, if you have none). Its thread is called `produce`. Here is a dataset in which one sample can't be read: batch 3 raises a `ValueError`, inside `produce`.
+The first cell brought back your `Loader` from lesson 00 (or the solution, if you have none). Its thread is called `produce`. Here is a dataset in which one sample can't be read: batch 3 raises a `ValueError`, inside `produce`.
 
 **Predict.** What does the training loop notice?
 """
@@ -78,19 +78,19 @@ reveal("bad sample", play.three_ways(Loader))
 
 # %% [markdown] tags=["takeaway", "term:thread", "term:GIL"]
 """
-The error ended the thread, so nothing is put into the queue any more. The loop is stuck in `get`, forever: it gets no exception, and the GPU is at 0 %.
+The error ended the thread, so nothing more is put into the queue. The loop is stuck in `get`, forever: it gets no exception, and the GPU is at 0 %.
 
-The other two lines of the table show what else is wrong. *Leaving*: you leave the loop by `break`, and the thread is stuck in `put`, because nobody empties the queue. *One thread*: where one is too slow, you want two, and then the batches must still come in order.
+The other two lines of the table show what else is wrong. *Leaving*: you leave the loop with `break`, and the thread is stuck in `put`, because nothing empties the queue. *One thread*: if one is too slow, you want two, and then the batches must still come in order.
 
-That is the list for this lesson. At its end you call `three_ways` again.
+That is the list for this lesson. At the end you call `three_ways` again.
 
 ## Two things at once · core
 
-First, why threads at all? A **thread** is a second line of execution in your program. It shares all memory with the first, so a batch that it made needs no copying. Nothing gets faster; one wait hides behind the other, as in lesson 00: the slower of the two sets the pace.
+First, why threads at all? A **thread** is a second line of execution in your program. It shares all memory with the first, so its batches need no copying. Nothing gets faster; one wait hides behind the other, as in lesson 00: the slower of the two sets the pace.
 
-Python has a catch, the **GIL** (global interpreter lock). Only the thread that holds it can run Python code. A thread has to offer it to the others every 5 ms. Long calls into numpy and torch, such as a gather, give it away meanwhile, and so do reads from a disk.
+Python has a catch, the **GIL** (global interpreter lock). Only the thread that holds it can run Python code. A thread has to offer it to the others every 5 ms. Long calls into numpy and torch, such as a gather, release it while they run, and so do disk reads.
 
-In the next cell a second thread runs one of these jobs. Meanwhile the main thread counts 1, 2, 3, ... and offers the lock before each number. We stretch the 5 ms to 30 seconds, so that no thread is *forced* to give the lock away.
+In the next cell a second thread runs one of these jobs. Meanwhile the main thread counts 1, 2, 3, ... and offers the lock before each number. We stretch the 5 ms to 30 seconds, so that no thread is *forced* to release the lock.
 """
 
 # %%
@@ -128,16 +128,16 @@ reveal("beside", str(play.counted_beside(python_loop)))
 """
 The main thread never gets to 1. It offers the lock so that the other thread can begin, and gets it back only when the loop is done.
 
-| two threads | meanwhile the other one |
+| one thread is | the other one |
 |---|---|
 | in a Python loop | waits |
 | in a gather, or a read from the disk | runs |
 
-Your batches are gathers and reads, so threads will do. (A transform written in Python needs *processes*: each has a GIL of its own, and hands over copies.)
+Your batches are gathers and reads, so threads will do. (A transform written in Python needs *processes*: each has its own GIL, and passes copies.)
 
 ## A queue is not enough · core
 
-A *worker* is a thread that makes batches. The *consumer* is your training loop. Two workers share one queue with room for 4 batches. The consumer took one batch, and computes. A worker that finds the queue full waits in `put`.
+A *worker* is a thread that makes batches. The *consumer* is your training loop. Two workers share one queue with room for 4 batches. The consumer took one batch, and is computing. A worker that finds the queue full waits in `put`.
 """
 
 # %% tags=["prediction:made"]
@@ -154,13 +154,13 @@ reveal("made", play.made_with(play.shared_queue))
 
 # %% [markdown]
 """
-The consumer has one, four lie in the queue, and each worker waits in `put` with one more in its hand. The queue bounds what is *ready*. What costs memory is what *exists*. And it gives out batches in the order in which they were finished.
+The consumer has one, four are in the queue, and each worker waits in `put`, holding one more. The queue bounds what is *ready*. What costs memory is what *exists*. And it returns batches in the order in which they were finished.
 
-Two rules repair both. *Claim a place before you make the batch.* And *what comes early waits for its turn*. A buffer that keeps them is a **reorder buffer**.
+Two rules fix both. *Claim a place before you make the batch.* And *what comes early waits its turn*. A buffer that follows them is a **reorder buffer**.
 
 ### Waiting for something to change
 
-Workers wait for room, and the consumer waits for its batch. They need a place to sleep until something has changed. That is a *condition*. It belongs to a lock, and `with self.lock:` means: while I am in here, nobody else is.
+Workers wait for room, and the consumer waits for its batch. They need a place to sleep until something changes. That is a *condition*. It belongs to a lock, and `with self.lock:` means: while I am in here, nobody else is.
 
 Think of a café with one reservation book: whoever holds it (the lock) may read and write it. A guest who wants a table does this:
 
@@ -179,11 +179,11 @@ with cafe.lock:
     cafe.freed.notify()       # wakes one sleeper; notify_all() wakes all of them
 ```
 
-It is `while` and not `if`, because being called is no promise: between the call and the moment you have the lock again, somebody else may have taken the table. And `wait` and `notify` work only while you hold the lock; without it they raise a `RuntimeError`.
+It is `while` and not `if`, because being called is no guarantee: between the call and the moment you have the lock again, somebody else may have taken the table. And `wait` and `notify` work only while you hold the lock; without it they raise a `RuntimeError`.
 
 ### The buffer
 
-This is the shell of your buffer. Two methods are yours now, a third in the second sitting. Read `put`, which is given: a worker has finished a batch, perhaps before its turn. It leaves the batch under its number and wakes the consumer, which looks by itself whether it was this batch that it needs.
+This is the shell of your buffer. You write two methods now, a third in the second sitting. Read `put`, which is given: a worker has finished a batch, perhaps before its turn. It stores the batch under its number and wakes the consumer, which checks whether this is the batch that it needs.
 """
 
 
@@ -215,14 +215,14 @@ class Buffer:
 
 # %% [markdown]
 """
-**Write `claim`**, which a worker calls for its next number. Here the memory is bounded. Three things end the wait: there is room, all numbers are handed out, or the buffer is closed. In the first case return the next number, from 0 on; otherwise return `None`. Hold the lock all the time.
+**Write `claim`**, which a worker calls for its next number. This is where memory is bounded. Three things end the wait: there is room, all numbers are handed out, or the buffer is closed. In the first case return the next number, from 0 on; otherwise return `None`. Hold the lock throughout.
 """
 
 # %% [markdown] tags=["hint:claim"]
 """
 <details><summary>Hint</summary>
 
-Three things end the wait: room, the end of the numbers, and a close. Look for all three in the `while`. Afterwards ask which it was. `claimed` is both how many were claimed and the next number.
+Three things end the wait: room, the end of the numbers, and a close. Check for all three in the `while`. Afterwards ask which it was. `claimed` is both how many were claimed and the next number.
 
 </details>
 """
@@ -247,12 +247,12 @@ Buffer.claim = claim
 
 # %% [markdown] tags=["solution:claim"]
 """
-Under the lock nobody else can claim between your look and your count. So no two workers get the same number. And `put` never has to wait: its place was claimed before. That is what the queue could not promise.
+Under the lock no other thread can claim between your check and your increment. So no two workers get the same number. And `put` never has to wait: its place is already claimed. The queue could not promise that.
 """
 
 # %% [markdown]
 """
-**Write `take_next`**: here the order comes back. Wait in `self.ready` until the *next* result is there, even if later ones are ready. Count it as taken, wake a worker that waits for room, and return the result: it must not stay in `self.results`. A closed buffer gets no more results: if yours isn't there then, raise a `RuntimeError`.
+**Write `take_next`**: this restores the order. Wait in `self.ready` until the *next* result is there, even if later ones are ready. Count it as taken, wake a worker that waits for room, and return the result: it must not stay in `self.results`. A closed buffer gets no more results: if yours isn't there then, raise a `RuntimeError`.
 """
 
 # %% [markdown] tags=["hint:take_next"]
@@ -290,7 +290,7 @@ The consumer asks for one number and no other. That is all it takes to keep the 
 
 # %% [markdown]
 """
-Run it step by step: your buffer between two workers and a consumer, with a capacity of 3. Move the step, and see batches become ready out of order and leave in order. For which batch does batch 1 wait?
+Run it step by step: your buffer between two workers and a consumer, with a capacity of 3. Move the slider, and see batches become ready out of order and leave in order. Which batch does batch 1 wait for?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -316,7 +316,7 @@ The order is back, and the memory is bounded. **This is a good place to stop.** 
 
 ## Sitting 2 · The way out · core
 
-You leave an epoch early: by a `break`, by an error in your own code, by Ctrl-C. With a queue, the worker is then stuck in `put`. Many loaders try this: make room, so that the worker can go on, and then *join* it, which means: wait until it has ended.
+You leave an epoch early: with a `break`, an error in your own code, or Ctrl-C. With a queue, the worker is then stuck in `put`. Many loaders try this: make room, so that the worker can go on, and then *join* it, that is, wait until it has ended.
 """
 
 
@@ -341,7 +341,7 @@ reveal("leaving", play.left_by(drain_and_join))
 
 # %% [markdown] tags=["takeaway", "term:deadlock"]
 """
-The worker used the room for more batches, and waits in `put` again. Follow the last column of the table: the waits go round in a circle. Threads that wait for each other, and so forever, are in a **deadlock**. There is no error, and no line in any log.
+The worker used the room for more batches, and waits in `put` again. Follow the last column of the table: the waits form a circle. Threads that wait for each other, and so forever, are in a **deadlock**. There is no error, and nothing in any log.
 
 | who | is in | waits for |
 |---|---|---|
@@ -349,9 +349,9 @@ The worker used the room for more batches, and waits in `put` again. Follow the 
 | queue | full | the consumer, to take a batch |
 | consumer | `join` | the worker, to end |
 
-You can't make enough room for somebody who fills it again. You have to *say* that it is over, and wake whoever sleeps. `claim`, `put` and `take_next` already look at `self.closed`.
+You can't make enough room for a worker that fills it again. You have to *say* that it is over, and wake every sleeper. `claim`, `put` and `take_next` already check `self.closed`.
 
-**Write `close`**: mark the buffer as closed, let go of all results, and wake everybody.
+**Write `close`**: mark the buffer as closed, drop all results, and wake everybody.
 """
 
 # %% [markdown] tags=["hint:close"]
@@ -381,14 +381,14 @@ Buffer.close = close
 
 # %% [markdown] tags=["solution:close"]
 """
-No worker has to be emptied out. Each ends at its next `claim`, wherever it is now.
+No queue has to be drained. Each worker ends at its next `claim`, wherever it is now.
 """
 
 # %% [markdown]
 """
 ## An error in its place · core
 
-Back to the sample that can't be read. The error belongs to a batch, and the consumer waits for just that batch. So let it travel *as a result*, in the place of its batch, wrapped so that nobody takes it for one:
+Back to the sample that can't be read. The error belongs to a batch, and the consumer waits for exactly that batch. So send it *as a result*, in place of its batch, wrapped so that it can't be mistaken for one:
 """
 
 
@@ -402,7 +402,7 @@ class Failed:
 
 # %% [markdown]
 """
-**Write `work`**, all that a worker does: claim a number, make its batch with `make(number)`, put it; again and again, until `claim` returns `None`. If `make` raises anything at all, put `Failed(error)` instead, and go on. `BaseException` is the class of all errors: a `sys.exit()` in somebody's dataset is no `Exception`.
+**Write `work`**, everything a worker does: claim a number, make its batch with `make(number)`, put it; and repeat until `claim` returns `None`. If `make` raises anything at all, put `Failed(error)` instead, and go on. `BaseException` covers every error: a `sys.exit()` in somebody's dataset doesn't raise an `Exception`.
 """
 
 # %% [markdown] tags=["hint:work"]
@@ -431,30 +431,30 @@ def work(buffer, make):
 
 # %% [markdown] tags=["solution:work"]
 """
-`:=` gives a value a name and goes on with the value. The worker lives on after an error: it doesn't know whether the consumer will stop there.
+`:=` gives a value a name and returns the value. The worker carries on after an error: it doesn't know whether the consumer will stop there.
 """
 
 # %% [markdown] tags=["term:prefetch factor"]
 """
 ## The loader around it · core
 
-Now the part that your training loop sees. The given `batches` and `make` are those of lesson 00: batch `k` is samples `k * batch_size` onwards. The **prefetch factor**, `prefetch`, is how many batches you want ahead *per worker*; so the capacity is `workers * prefetch`.
+Now the part that your training loop sees. The given `batches` and `make` are as in lesson 00: batch `k` starts at sample `k * batch_size`. The **prefetch factor**, `prefetch`, is how many batches you want ahead *per worker*; so the capacity is `workers * prefetch`.
 
-`self.given` counts the batches that the loop was given. It is where a resume begins. It doesn't begin where numbers were claimed: up to `capacity` batches are made that the model has never seen, and a resume would skip them.
+`self.given` counts the batches that the loop was given. It is where a resume begins. It doesn't begin at the last claim: up to `capacity` batches exist that the model has never seen, and a resume would skip them.
 
 **Write `__iter__`.**
 
 1. Make a `Buffer` for the batches that are left: all but the first `self.given`.
-2. Start `self.workers` threads that run `work`, as `daemon=True`. The buffer counts from 0; the given `make` adds `first`, so you need not.
-3. Take as many results as there are batches left. A `Failed` is raised as its error. Otherwise count it as given, then `yield` it. After the last one, `self.given` is 0 again: the next loop is a new epoch.
-4. However the loop is left, close the buffer. In a generator, `try: ... finally:` does this: its `finally` runs at the end, at an error, and after a `break`.
+2. Start `self.workers` threads that run `work`, as `daemon=True`. The buffer counts from 0; the given `make` adds `first`, so you don't have to.
+3. Take as many results as there are batches left. For a `Failed`, raise its error. Otherwise count it as given, then `yield` it. After the last one, `self.given` is 0 again: the next loop is a new epoch.
+4. However the loop is left, close the buffer. In a generator, `try: ... finally:` does this: its `finally` runs at the end, on an error, and after a `break`.
 """
 
 # %% [markdown] tags=["hint:Loader"]
 """
 <details><summary>Hint</summary>
 
-`threading.Thread(target=work, args=(buffer, make), daemon=True).start()`, in a loop. Which value of `self.given` should a state have that is saved inside the training loop, after this batch?
+`threading.Thread(target=work, args=(buffer, make), daemon=True).start()`, in a loop. What should `self.given` be in a state saved inside the training loop, after this batch?
 
 </details>
 """
@@ -504,7 +504,7 @@ It counts before `yield`: while your loop works on a batch, that batch has been 
 """
 ## Watch it work · core
 
-Twelve batches, real threads, your code. A batch takes a worker between 5 and 60 ms; the consumer computes for 20 ms on each. Below the picture stands how long the same batches take without a worker, one after the other. What is the smallest setting with which the consumer waits only at the start?
+Twelve batches, real threads, your code. A batch takes a worker between 5 and 60 ms; the consumer computes for 20 ms on each. The line below the picture says how long the same batches take without a worker, one after the other. What is the smallest setting at which the consumer waits only at the start?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -542,7 +542,7 @@ reveal("now", play.made_with(Loader))
 
 # %% [markdown]
 """
-The one you hold, and four others: no more batches exist than were promised.
+The one you hold, and four others: no more batches exist than promised.
 
 ## What broke, once more · core
 """
@@ -571,8 +571,8 @@ card("counted where it was claimed", mine=...)
 
 - why threads are enough for batches that are made in C;
 - why a bounded queue holds more than its bound, and loses the order;
-- why whoever wakes up has to look again;
-- why an error travels in the place of its batch;
+- why a thread that wakes up has to check again;
+- why an error travels in place of its batch;
 - why draining a queue before `join` can hang forever;
 - why a resume counts what was given, not what was made.
 

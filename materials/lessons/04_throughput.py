@@ -24,15 +24,15 @@ with_hints(data, batches, ahead)            # the disk reads while you compute
 
 <details><summary>Answers</summary>
 
-1. The gather and the read. Both give the GIL away; the loop needs it.
+1. The gather and the read. Both release the GIL; the loop needs it.
 2. Four.
-3. Otherwise it would sit there with a batch for which there is no room.
+3. Otherwise it could end up holding a batch with no room for it.
 
 </details>
 
 **You need** lessons 00 and 03. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 min**, estimated, in two sittings. Where you see `...`, write; it is checked at once. Where you leave it open, the solution stands in, so every cell runs.
+**About 40 to 50 min**, estimated, in two sittings. Where you see `...`, write your code; it is checked at once. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -58,7 +58,7 @@ from typing import NamedTuple
 """
 ## Sitting 1 · Your first loader, on a real disk · core
 
-The first cell brought back two loaders: `first_loader` of lesson 00, with one thread and a queue, and `Loader` of lesson 03. Now a disk like real ones: *uneven*. Most batches take 2 ms, but every fourth takes 14. A step takes 4 ms. Sixty batches, and room for one of them in the queue.
+The first cell brought back two loaders: `first_loader` from lesson 00, with one thread and a queue, and `Loader` from lesson 03. Now a realistic disk: *uneven*. Most batches take 2 ms, but every fourth takes 14. A step takes 4 ms. Sixty batches, and room for one in the queue.
 
 Bars are steps; a gap is time in which the model stands still.
 """
@@ -69,7 +69,7 @@ play.draw_steps(busy)
 
 # %% [markdown] tags=["takeaway"]
 """
-The steps come in bursts, with a gap before each: there the model waits for a slow batch.
+The steps come in bursts, with a gap before each, where the model waits for a slow batch.
 """
 
 # %% tags=["prediction:idle"]
@@ -77,7 +77,7 @@ predict("idle", "What percentage of the time does the model stand still?", unit=
 
 # %% [markdown]
 """
-**Write `idle_share`**, the number for this whole lesson. `busy` is a list of pairs `(begin, end)`, one after the other: when the model was at work. Return the share of the time, from the first begin to the last end, in which it was not: 0 for never idle, 0.5 for half of the time. With `[(10, 12), (13, 14)]` it is 1 of 4, so 0.25.
+**Write `idle_share`**, the number this lesson is about. `busy` is a list of pairs `(begin, end)`, in order: when the model was working. Return the share of the time, from the first begin to the last end, when it was not: 0 for never idle, 0.5 for half of the time. With `[(10, 12), (13, 14)]` it is 1 of 4, so 0.25.
 """
 
 # %% [markdown] tags=["hint:idle_share"]
@@ -102,7 +102,7 @@ def idle_share(busy):
 
 # %% [markdown] tags=["solution:idle_share"]
 """
-A share needs no unit, and so it can be compared between machines.
+A share has no unit, so it can be compared across machines.
 """
 
 # %% tags=["nbval-ignore-output", "reveal:idle"]
@@ -117,11 +117,11 @@ A consumer that waits for its batches is **starved**. Remember the number; at th
 
 You will try many settings, and measure each. Measure something twice and you get two results. Three habits keep you honest.
 
-First: *throw the beginning away*. In its **warm-up** a program starts threads and touches memory for the first time. Training runs for days; you want to know what comes after.
+First: *throw the beginning away*. During its **warm-up** a program starts threads and touches memory for the first time. Training runs for days; you want to know what comes after.
 
-Second: *take turns*. A machine slows down while you measure: it gets warm, or a neighbour starts something. If you measure all of A and then all of B, you compare two different machines. So measure A B, A B, A B.
+Second: *take turns*. A machine slows down while you measure: it heats up, or a neighbour starts a job. If you measure all of A and then all of B, you compare two different machines. So measure A B, A B, A B.
 
-**Predict.** A and B are *the same loader*. The machine slows down all the time, from 100 to 60 batches a second. You measure all of A, then all of B, and compare their medians.
+**Predict.** A and B are *the same loader*. The machine slows down steadily, from 100 to 60 batches a second. You measure all of A, then all of B, and compare their medians.
 """
 
 # %% tags=["prediction:win"]
@@ -129,7 +129,7 @@ predict("win", "By how many percent does A win?", unit="%", mine=...)
 
 # %% [markdown]
 """
-**Write `in_turn`.** `methods` is a dictionary: name to a function without arguments. Call each of them once, in order: that is a round. Make `repeats` rounds, and one more before them that doesn't count. Return a dictionary: name to the list of its results, without that of the first round.
+**Write `in_turn`.** `methods` is a dictionary from names to functions without arguments. Call each of them once, in order: that is a round. Run `repeats` rounds, and one more before them that doesn't count. Return a dictionary from each name to the list of its results, without the first round's.
 """
 
 # %% [markdown] tags=["hint:in_turn"]
@@ -162,9 +162,9 @@ reveal("win", play.win_of_a(in_turn))
 
 # %% [markdown] tags=["term:warm-up", "term:spread"]
 """
-Third: *say how far the repeats lie apart*, from the smallest to the largest. That is the **spread**. In the first line the spreads don't overlap, and still A and B are the same: a spread can't save you from the wrong order. In the second line both cover nearly the same range, and the few percent between them mean nothing.
+Third: *say how far apart the repeats are*, from the smallest to the largest. That is the **spread**. In the first line the spreads don't overlap, yet A and B are the same: a spread can't save you from the wrong order. In the second line both cover nearly the same range, and the few percent between them mean nothing.
 
-While two spreads overlap you have not shown a difference. All verdicts of this lesson are made like this:
+While two spreads overlap, you have not shown a difference. This is how every verdict in this lesson is reached:
 """
 
 
@@ -180,13 +180,13 @@ def compare(a, b):
 """
 ## Workers times prefetch factors · core
 
-Three loaders read a file of 134 MB that is in memory, as fast as they can:
+Three loaders read a 134 MB file that is in memory, as fast as they can:
 
 - *ours*, the library's loader, with two prefetch factors;
 - a stock `DataLoader` over *our* dataset, which is asked for whole batches;
 - the *naive* `DataLoader`, which collects single windows.
 
-Each gets 0, 1 and 2 workers; with 0 the loop makes its batches itself. For ours a worker is a thread, for the other two a process. Each setting is measured three times, in turn, after a round that doesn't count. This takes some ten seconds.
+Each gets 0, 1 and 2 workers; with 0 the loop makes its batches itself. For ours a worker is a thread, for the other two a process. Each setting is measured three times, in turn, after a round that doesn't count. This takes about ten seconds.
 """
 
 # %% tags=["prediction:processes"]
@@ -208,17 +208,17 @@ reveal("processes", compare(max(processes), alone))
 
 # %% [markdown] tags=["takeaway"]
 """
-The picture has a line for each loader, each at its best prefetch factor, with the spread as a band, on a logarithmic scale. The table has every setting; compare spreads there, and not the last digits. If most of your spreads are wider than their medians, your machine is busy with something else: close what you can, and run the cell again.
+The picture has a line for each loader, each at its best prefetch factor, with the spread as a band, on a logarithmic scale. The table has every setting; compare spreads there, not the last digits. If most of your spreads are wider than their medians, your machine is busy with something else: close what you can, and run the cell again.
 
-A worker *process* has memory of its own. Each of its batches is copied into a new piece of shared memory and announced by a message; for a small batch that costs more than the batch. A thread passes a reference. Processes pay where a sample costs milliseconds of *Python*, such as decoding an image.
+A worker *process* has its own memory. Each of its batches is copied into a new block of shared memory and announced by a message; for a small batch that costs more than making it. A thread passes a reference. Processes pay off when a sample costs milliseconds of *Python*, such as decoding an image.
 
-And ours? Compare the spreads of its settings. Where they overlap, nothing was shown, and most of them usually do. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads; *can't tell* means that they are too wide to show it): cheap batches don't need workers, they need a gather.
+And ours? Compare the spreads of its settings. Where they overlap, as most usually do, you have shown nothing. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads; *can't tell* means that they are too wide to show it): cheap batches don't need workers, they need a gather.
 
 ## Which setting? · core
 
-So what do you take? For most runs the answer is dull: a step takes milliseconds, a batch from memory takes microseconds, and anything will do. How would you *know*? Measure a few settings, and take the **cheapest that is twice as fast as your step needs**. Twice, because a loader that is just fast enough starves its consumer whenever the machine is busy.
+So which do you pick? For most runs the answer is boring: a step takes milliseconds, a batch from memory takes microseconds, and anything will do. How would you *know*? Measure a few settings, and pick the **cheapest that is twice as fast as your step needs**. Twice, because a loader that is just fast enough starves its consumer whenever the machine is busy.
 
-`cheapest` below does that. `rates` says for each setting how many batches a second it makes, the cheapest setting first; a step of `step_s` seconds uses `1 / step_s` batches a second. If no setting has the headroom, the fastest is wanted; but what reaches 0.95 of the best rate is as good as the best.
+`cheapest` below does that. `rates` maps each setting to its batches per second, the cheapest setting first; a step of `step_s` seconds uses `1 / step_s` batches a second. If no setting has the headroom, it returns the first that reaches 0.95 of the best rate.
 """
 
 
@@ -232,7 +232,7 @@ def cheapest(rates, step_s):
 
 # %% [markdown]
 """
-Now let your numbers decide for the uneven disk. Nine settings of *your* `Loader` of lesson 03, measured in turn by your `in_turn`:
+Now let your numbers decide for the uneven disk. Nine settings of *your* `Loader` from lesson 03, measured in turn by your `in_turn`:
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -276,12 +276,12 @@ class Trip(NamedTuple):
 
 # %% [markdown] tags=["term:pipeline"]
 """
-**Write `follow`.** `fetch` is a list: how long each batch takes a worker. `step` is how long the consumer computes on one. `window` is your capacity of lesson 03: how many batches may be in the making or ready. For batch `k`:
+**Write `follow`.** `fetch` is a list: how long each batch takes a worker. `step` is how long the consumer computes on one. `window` is the capacity from lesson 03: how many batches may be in progress or ready. For batch `k`:
 
-1. The worker that is free first makes it; of several, the one with the smallest number. At the start all are free, at 0.0.
-2. There is room when batch `k - window` was *taken*. The first `window` batches find room at 0.0.
+1. The worker that is free first makes it; in a tie, the one with the smallest number. At the start all are free, at 0.0.
+2. There is room when batch `k - window` was *taken*. The first `window` batches have room at 0.0.
 3. It is begun when the worker is free *and* there is room, and made `fetch[k]` later. Only then is its worker free again.
-4. It is taken when it is made *and* the consumer is done with the batch before; and done a `step` later.
+4. It is taken when it is made *and* the consumer is done with the previous batch; and done a `step` later.
 
 Return the list of all trips.
 """
@@ -290,7 +290,7 @@ Return the list of all trips.
 """
 <details><summary>Hint</summary>
 
-Keep a list `free` with a time for each worker; `free.index(min(free))` is the first free one. "This *and* that" is a `max` of two times. `trips[-1].done` is when the consumer is done with the batch before, if there is one.
+Keep a list `free` with a time for each worker; `free.index(min(free))` is the first free one. "This *and* that" is a `max` of two times. `trips[-1].done` is when the consumer is done with the previous batch, if there is one.
 
 </details>
 """
@@ -315,12 +315,12 @@ def follow(fetch, step, workers, window):
 
 # %% [markdown] tags=["solution:follow"]
 """
-That is a whole loader in eight lines: two waits, two times `max`.
+That is a whole loader in nine lines: two waits, two calls to `max`.
 """
 
 # %% [markdown]
 """
-The uneven disk again, as a model. (Your first loader's queue of 1 is a window of 2 here: one batch lies in the queue, and one is in the worker's hand.) Move the sliders. With one worker, does any window close the gaps of the consumer? And with two?
+The uneven disk again, as a model. (Your first loader's queue of 1 is a window of 2 here: one batch is in the queue, and the worker holds another.) Move the sliders. With one worker, does any window close the consumer's gaps? And with two?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -334,7 +334,7 @@ With one worker, none: a batch takes its worker 5 ms on average (with little roo
 
 </details>
 
-Bars are work, gaps are waits. *Workers raise the average. Room gets you over the slow batches.* So there are two reasons to be starved, and two remedies, and you can tell which it is by who else waits:
+Bars are work, gaps are waits. *Workers raise the average. Room gets you over the slow batches.* So there are two reasons to be starved, and two remedies, and you can tell which you need by who else waits:
 
 | | the consumer waits | a worker waits | what helps |
 |---|---|---|---|
@@ -342,7 +342,7 @@ Bars are work, gaps are waits. *Workers raise the average. Room gets you over th
 | too slow | yes | no | more workers, or cheaper batches |
 | no room | yes | yes | a larger prefetch factor |
 
-**Write `diagnose`.** It gets the trips of a run and returns `"fed"`, `"too slow"` or `"no room"`. The consumer is busy from `taken` to `done` of each trip, a worker from `begun` to `made` of each trip of its own; look at worker 0. To *wait* means to be idle, by your `idle_share`, for more than `least` of the time.
+**Write `diagnose`.** It gets the trips of a run and returns `"fed"`, `"too slow"` or `"no room"`. The consumer is busy from `taken` to `done` of each trip, a worker from `begun` to `made` of each of its own trips; look at worker 0. To *wait* means to be idle, by your `idle_share`, for more than `least` of the time.
 """
 
 # %% [markdown] tags=["hint:diagnose"]
@@ -391,7 +391,7 @@ reveal("wait", " and ".join(name for name in loaders if verdicts[name] == "no ro
 """
 ## The model against the measurement · core
 
-Is the model any good? In sitting 1 you measured nine settings of your real `Loader`, with real threads, on the uneven disk. There the consumer took batches as fast as it got them: a step of 0. What does the model say of them? It knows the times of the disk and nothing else.
+Is the model any good? In sitting 1 you measured nine settings of your real `Loader`, with real threads, on the uneven disk. There the consumer took batches as fast as it got them: a step of 0. What does the model say? It knows the disk's times and nothing else.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -406,15 +406,15 @@ for (workers, prefetch), rate in rates.items():
 """
 The measured rates are a little lower, since the model treats waking a thread as free; on a busy machine they are much lower.
 
-Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: two workers, twice as fast. The line below that table compared two workers with twice one, and unless your spreads were too wide to tell, they were slower than that. The model knows no *cores*, and a gather needs one; a sleeping disk doesn't. It knows no *contention*: threads that want one lock, or the same memory, stand in line. A model that fails tells you where to look.
+Where is it wrong? In the plot over workers and prefetch factors, a fetch was a gather from memory. There the model says: two workers, twice as fast. The line below that table compared two workers with twice one, and unless your spreads were too wide to tell, they were slower than that. The model ignores *cores*, and a gather needs one; a sleeping disk doesn't. It ignores *contention*: threads that want the same lock, or the same memory, queue up. A model that fails tells you where to look.
 
 ## A file that is not in memory · core
 
-A real disk has one more surprise. Reading a few windows of a *cold* file, one that is not in memory, makes the system read far more than you asked for, since it bets that you go on with what comes next. Random windows make it lose every bet.
+A real disk has one more surprise. Reading a few windows of a *cold* file, one that is not in memory, makes the system read far more than you asked for, since it bets that you will read on. With random windows it loses every bet.
 
-You know better. `data.will_need(indices)` is a *hint*: it says which pages will be wanted, and that they are all that is wanted. It returns at once, and the disk begins to read. Then `data.fetch(indices)` finds them in memory. Sixteen threads could wait for sixteen reads; with hints, one thread has a hundred reads under way and waits for none.
+You know better. `data.will_need(indices)` is a *hint*: it says which pages you will need, and that you need no others. It returns at once, and the disk begins to read. Then `data.fetch(indices)` finds them in memory. Sixteen threads could wait for sixteen reads; with hints, one thread has a hundred reads in flight and waits for none.
 
-The hint has to come early, or the disk has no time. `with_hints` asks for each batch `ahead` batches before it fetches it:
+The hint has to come early, or the disk has no time. `with_hints` gives the hint for each batch `ahead` batches before fetching it:
 """
 
 
@@ -431,7 +431,7 @@ def with_hints(data, batches, ahead):
 
 # %% [markdown]
 """
-The next cell evicts a file of 134 MB from memory, and fetches 16 batches of 8 windows from it: first without hints, then with them, `ahead=4`. A window of this file is 2 KiB, so it lies in one or two pages of 4 KiB. Reading ahead fetches 128 KiB around each on many machines, 1 MiB and more on others: 32 to 300 pages.
+The next cell evicts a 134 MB file from memory, and fetches 16 batches of 8 windows from it: first without hints, then with them, `ahead=4`. A window of this file is 2 KiB, so it spans one or two 4 KiB pages. Readahead fetches 128 KiB around each on many machines, 1 MiB and more on others: 32 to 300 pages.
 """
 
 # %% tags=["prediction:pages"]
@@ -451,7 +451,7 @@ reveal("pages", round(without / hinted))
 
 # %% [markdown] tags=["takeaway"]
 """
-Without hints, whole stretches of the file came into memory. With hints, the disk reads the pages that the windows lie in and hardly any others, many at a time. The library's loader gives such hints by itself, and checks less and less often whether they are needed when a file turns out to be in memory: there a hint costs time and brings nothing.
+Without hints, whole stretches of the file came into memory. With hints, the disk reads the pages that hold the windows and hardly any others, many at a time. The library's loader gives such hints itself. For a file that turns out to be in memory, where a hint costs time and gains nothing, it checks less and less often whether they are needed.
 
 ## Prove it · core
 """
@@ -480,17 +480,17 @@ print(f"lesson 00's loader {before:.0%} of the time, yours {after:.0%}")
 """
 **You can now explain**
 
-- why you throw the beginning away, take turns, and give the spread;
+- why you throw the beginning away, take turns, and report the spread;
 - why more worker processes can make a loader slower;
 - how to tell a loader that is too slow from one that has no room, and what helps each;
 - what a wrong model is good for;
 - why a hint needs no thread, and why it has to come early.
 
-**The number to remember**: a loader should be **2** times as fast as the step that it feeds. More is of no use; less starves the step on a busy day.
+**The number to remember**: a loader should be **2** times as fast as the step that it feeds. More doesn't help; less starves the step on a busy day.
 
 **Yours to keep**: `lab/mine/tuning.py`. The library's [tuning.py](../npydata/loader/tuning.py) has `sweep`, `plot_sweep` and `recommend`, which choose a setting for your own data in the same way.
 
-**The next pain.** The batches come. But the run was killed last night, and before it goes on it reads a checkpoint from somebody else. What may such a file do to you? Lesson 05 takes one apart, byte by byte.
+**The next pain.** The batches come. But the run was killed last night, and to resume it reads a checkpoint from somebody else. What can such a file do to you? Lesson 05 takes one apart, byte by byte.
 
 [03 The next batch is ready before you ask](03_async_loader.ipynb) · **04** · next: [05 A pickle is a program](05_pickle_program.ipynb)
 """

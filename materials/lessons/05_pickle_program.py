@@ -18,21 +18,21 @@ while running:
 
 **Three questions** on earlier lessons:
 
-1. What does your `read_tensor` of lesson 00 read of a file, and in which order?
+1. What does your `read_tensor` from lesson 00 read, and in which order?
 2. Reading 8 KB with `torch.load` took 25 MB. Why?
 3. A worker can't read a sample. Where should the training loop see the error?
 
 <details><summary>Answers</summary>
 
 1. Eight bytes, then a header in JSON, then the bytes of one tensor.
-2. It rebuilds everything that is in the file, and you keep one tensor of it.
-3. In place of that batch, with the original traceback.
+2. It rebuilds everything in the file, and you keep one tensor.
+3. In place of the batch, with the original traceback.
 
 </details>
 
 **You need** lesson 00. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short pieces. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 45 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short pieces. Each is checked as soon as you run its cell. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -83,7 +83,7 @@ print("read_tensor:", play.what_happens(lambda: read_tensor(sent, "weight")))
 
 # %% [markdown]
 """
-Your `read_tensor` can't read it: this isn't a safetensors file, and its first eight bytes, taken for the length of a header, ask for more memory than there is. So you load it as countless scripts do, with `torch.load(path, weights_only=False)`.
+Your `read_tensor` can't read it: this isn't a safetensors file, and its first eight bytes, read as a header length, ask for more memory than there is. So you load it as countless scripts do, with `torch.load(path, weights_only=False)`.
 
 **Predict.**
 """
@@ -103,7 +103,7 @@ reveal("called", "yes" if (play.SCRATCH / "surprise").exists() else "no")
 
 # %% [markdown]
 """
-No line of your script mentions `makedirs`. It could have been anything that your account may do. Since version 2.6, `torch.load` refuses such a file unless you say `weights_only=False`. But it refuses the whole file: you don't get the harmless weights either. That is why so many scripts do say it. And there is the waste that you met in lesson 00. Here is a second file, of 50 MB. What does it cost to learn what it holds?
+No line of your script mentions `makedirs`. It could have done anything that your account may do. Since version 2.6, `torch.load` refuses such a file unless you say `weights_only=False`. But it refuses the whole file: you don't get the harmless weights either. That is why many scripts do say it. And there is the waste from lesson 00. Here is a second file, of 50 MB. What does it cost to find out what it holds?
 """
 
 # %%
@@ -113,11 +113,11 @@ print(f"the file of 50 MB: {play.kilobytes(lambda: torch.load(large)):,} KB are 
 
 # %% [markdown]
 """
-So there are three things to fix: a file runs what it likes; where it may not, its weights are lost as well; and all of a file is read to learn what is in it. A `.pt` file is a zip archive with an entry for each tensor's numbers, and one short entry, `data.pkl`, that says what they are. If you could read that entry alone, the numbers could stay where they are. It is a *pickle*.
+So there are three things to fix: a file runs what it likes; if it is refused, you lose its weights too; and the whole file is read just to see what is in it. A `.pt` file is a zip archive with an entry for each tensor's numbers, and one short entry, `data.pkl`, that says what they are. If you could read that entry alone, the numbers could stay where they are. It is a *pickle*.
 
 ## A machine with a stack · core
 
-A pickle is written as a program for a small machine. Python can list it:
+A pickle is a program for a small machine. Python can disassemble it:
 """
 
 # %%
@@ -127,7 +127,7 @@ pickletools.dis(pickle.dumps({"step": 300}, protocol=2))
 """
 Each line is one instruction. It begins with a byte that says what to do, the **opcode**. The machine has a *stack*: values are pushed onto its end and popped off its end. Here an empty dictionary goes onto the stack, then a string, then a number; `SETITEM` takes the last two and stores them in the first. (`BINPUT` keeps a value for later use. `protocol=2` is the version that torch writes.)
 
-Here is the machine. It has everything but the step itself.
+Here is the machine. It has everything except the step itself.
 """
 
 
@@ -170,14 +170,14 @@ class Machine:
 
 # %% [markdown]
 """
-**Write `step_unguarded`**: run one opcode. Look at the byte at `machine.at`, move the machine past it, and call its handler with the machine. An opcode's argument stands right after it, and its handler reads it from `machine.at` on. (An element of `bytes` is an int, and so are the keys of `machine.handlers`. For any other opcode `machine.handlers[...]` raises a `ValueError`, and so should you.)
+**Write `step_unguarded`**: run one opcode. Look at the byte at `machine.at`, move the machine past it, and call its handler with the machine. An opcode's argument comes right after it, and its handler reads it from `machine.at` on. (An element of `bytes` is an int, and so are the keys of `machine.handlers`. For any other opcode `machine.handlers[...]` raises a `ValueError`, and so should you.)
 """
 
 # %% [markdown] tags=["hint:step_unguarded"]
 """
 <details><summary>Hint</summary>
 
-Three lines. The handler of `BININT2` reads two bytes from `machine.at` on. Where must the machine stand when the handler is called?
+Three lines. The handler of `BININT2` reads two bytes from `machine.at` on. What must `machine.at` be when the handler is called?
 
 </details>
 """
@@ -196,12 +196,12 @@ def step_unguarded(machine):
 
 # %% [markdown] tags=["solution:step_unguarded"]
 """
-That is the whole machine: this step, again and again. What it can do is what the table says.
+That is the whole machine: this step, again and again. The table decides what it can do.
 """
 
 # %% [markdown]
 """
-Now for the table. Three opcodes push a number, of one, two or four bytes, and one function makes the handlers of all three: `push_number("<H")` returns a function that is called later, with the machine. A string is stored as its length, followed by that many bytes of UTF-8. Both are given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
+Now for the table. Three opcodes push an integer, of one, two or four bytes, and one function makes the handlers of all three: `push_number("<H")` returns a function that is called later, with the machine. A string is stored as its length, followed by that many bytes of UTF-8. Both are given, and so is `PLAIN`, a table of the simplest handlers ([opcodes.py](../materials/course/play/given/opcodes.py)).
 """
 
 
@@ -240,7 +240,7 @@ Your machine has read its first pickle.
 
 How many values does a tuple take off the stack? Its opcode doesn't say. Instead, a *mark* is set before the first value, and the opcode takes everything that came after it: `MARK, 2, 3, TUPLE` leaves `(2, 3)`.
 
-A mark could be a special value on the stack, and the opcode would have to search for it. There is a better way. At a mark, put the *whole* stack aside, the list itself and no copy, and begin an empty one. Since there are marks inside marks, `machine.below` is a list of the stacks that were put aside:
+A mark could be a special value on the stack, but then the opcode would have to search for it. There is a better way. At a mark, put the *whole* stack aside, the list itself and not a copy, and begin an empty one. Since marks can nest, `machine.below` is a list of the stacks that were put aside:
 
 | after | `stack` | `below` |
 |---|---|---|
@@ -249,7 +249,7 @@ A mark could be a special value on the stack, and the opcode would have to searc
 | `1, MARK, 2, 3` | `[2, 3]` | `[[1]]` |
 | and `pop_to_mark()` returns `[2, 3]` | `[1]` | `[]` |
 
-**Write `mark` and `pop_to_mark`.** `pop_to_mark` returns what was pushed since the last mark, and brings the old stack back. If no mark was set, it raises a `ValueError`: the pickle is wrong.
+**Write `mark` and `pop_to_mark`.** `pop_to_mark` returns what was pushed since the last mark, and restores the old stack. If no mark was set, it raises a `ValueError`: the pickle is wrong.
 """
 
 # %% [markdown] tags=["hint:MarkMachine"]
@@ -289,7 +289,7 @@ A new list, not a cleared one: `clear()` would empty the list that was just put 
 
 # %% [markdown]
 """
-With `pop_to_mark` each collecting opcode is two lines. `collect_tuple` takes first and looks up `machine.stack` afterwards; in one line, `machine.stack.append(tuple(machine.pop_to_mark()))`, Python would look it up first, and append to the list that has just been taken away.
+With `pop_to_mark` each collecting opcode is two lines. `collect_tuple` pops first and looks up `machine.stack` afterwards; in one line, `machine.stack.append(tuple(machine.pop_to_mark()))`, Python would look it up first, and append to the list that has just been taken away.
 """
 
 
@@ -303,7 +303,7 @@ HANDLERS |= {pickle.MARK: MarkMachine.mark, pickle.TUPLE: collect_tuple}
 
 # %% [markdown]
 """
-**Turn it.** Your machine reads `{"sizes": (1, 2, 3, 4), "rate": 0.5}`. In JupyterLab, move the step, and say what the next opcode will do to the stack before you see it.
+**Try it.** Your machine reads `{"sizes": (1, 2, 3, 4), "rate": 0.5}`. In JupyterLab, move the slider, and say what the next opcode will do to the stack before you see it.
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -312,13 +312,13 @@ play.show_stack(play.steps(MarkMachine(whole, HANDLERS), step_unguarded))
 
 # %% [markdown] tags=["takeaway"]
 """
-Read downwards. Green is the newest value, and an orange bar is a mark: what stands to its left is `below`. `TUPLE` takes what came after the last mark, and `SETITEMS` the keys and values after the first. (Opcodes that only keep a value for later are left out.)
+Read downwards. Green is the newest value, and an orange bar is a mark: what is to its left is `below`. `TUPLE` takes what came after the last mark, and `SETITEMS` the keys and values after the first. (Opcodes that only keep a value for later are left out.)
 
 Your machine reads plain values, and **this is a good place to stop**. When you come back, run the cells from the top; what you wrote is checked again and runs.
 
 ## Sitting 2 · Break it: a download that was cut off · core
 
-**Predict.** A pickle is cut off, once after each of its bytes, and your machine reads what is there.
+**Predict.** A pickle is cut off after each of its bytes in turn, and your machine reads what is left.
 """
 
 # %% tags=["prediction:cut"]
@@ -337,16 +337,16 @@ reveal("cut", len(ends))
 
 # %% [markdown]
 """
-None of them names the instruction that failed. And a script that catches `CheckpointError` in order to go on from an older checkpoint catches none of these.
+None of them names the instruction that failed. And a script that catches `CheckpointError` to fall back on an older checkpoint catches none of these.
 
-**Write `step`**: the same as `step_unguarded`, but any of `MALFORMED` becomes a `CheckpointError`. `MALFORMED` is given: a tuple of the errors that a wrong file can cause in a handler. The message begins with the place of the opcode that failed, and says why: `byte 7: ` and the text of the error.
+**Write `step`**: the same as `step_unguarded`, but any of `MALFORMED` becomes a `CheckpointError`. `MALFORMED` is given: a tuple of the errors that a malformed file can cause in a handler. The message begins with the place of the opcode that failed, and says why: `byte 7: ` and the text of the error.
 """
 
 # %% [markdown] tags=["hint:step"]
 """
 <details><summary>Hint</summary>
 
-You may call `step_unguarded`. By the time an error arrives, the machine has moved on. So note the place before. `except MALFORMED as error` catches any error of the tuple.
+You may call `step_unguarded`. By the time an error arrives, the machine has moved on. So note the place first. `except MALFORMED as error` catches any error in the tuple.
 
 </details>
 """
@@ -375,13 +375,13 @@ print(dict(play.endings(lambda data: MarkMachine(data, HANDLERS).run(step), whol
 
 # %% [markdown] tags=["term:persistent id", "term:storage"]
 """
-Every cut is the same error now.
+Every cut now gives the same error.
 
 ## A tensor is a call · core
 
-So far there were only plain values. Here is the pickle of a file that holds one small tensor, as the finished machine will read it. Two words first. A tensor's **storage** is its run of raw numbers, in an entry of its own. A **persistent id** is a note in the pickle for something that is kept elsewhere: here, which storage.
+So far there were only plain values. Here is the pickle of a file that holds one small tensor, as the finished machine will read it. Two terms first. A tensor's **storage** is its run of raw numbers, in its own entry. A **persistent id** is a reference in the pickle to something that is kept elsewhere: here, which storage.
 
-Most opcodes only move values. Three kinds could do more; they are tinted. Move the step to the end, and watch for them.
+Most opcodes only move values. Three kinds could do more; they are tinted. Move the slider to the end, and watch for them.
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -389,19 +389,19 @@ play.show_stack(play.steps_of_a_tensor())
 
 # %% [markdown] tags=["takeaway"]
 """
-A tensor is a *call*, of `_rebuild_tensor_v2`. Its arguments are a storage, an offset, a shape and strides; the last three say where in the storage the elements lie. The tinted opcodes:
+A tensor is a *call* to `_rebuild_tensor_v2`. Its arguments are a storage, an offset, a shape and strides; the last three say where in the storage the elements are. The tinted opcodes:
 
 | opcode | Python's machine | yours will |
 |---|---|---|
-| `GLOBAL` | imports the module, which already runs it | note the name |
+| `GLOBAL` | imports the module, which already runs code | note the name |
 | `BINPERSID` | has torch read the storage | note which storage |
 | `REDUCE` | calls the function | describe the call, or note it |
 
 ## Names and calls · core
 
-`GLOBAL` is followed by two lines: the module and the name. `self.line()` gives a line's bytes. Python would import; you push `Name("os.makedirs")`. A `Name` is a text with a type of its own.
+`GLOBAL` is followed by two lines: the module and the name. `self.line()` gives a line's bytes. Python would import; you push `Name("os.makedirs")`. A `Name` is a string with its own type.
 
-`REDUCE` finds two things on the stack: a name, and above it a tuple of arguments. Python would call; you take both off, and push what `self.reduce(function, args)` returns. (You write that function next.)
+`REDUCE` finds two things on the stack: a name, and above it a tuple of arguments. Python would call; you pop both, and push what `self.reduce(function, args)` returns. (You write that function next.)
 
 **Write `name_global` and `load_reduce`.**
 """
@@ -410,7 +410,7 @@ A tensor is a *call*, of `_rebuild_tensor_v2`. Its arguments are a storage, an o
 """
 <details><summary>Hint</summary>
 
-`.decode()` makes text of bytes. For `load_reduce`: which of the two was pushed last, so which comes off first?
+`.decode()` turns bytes into text. For `load_reduce`: which of the two was pushed last, so which comes off first?
 
 </details>
 """
@@ -436,7 +436,7 @@ class NoteMachine(MarkMachine):
 
 # %% [markdown] tags=["solution:NoteMachine"]
 """
-The file has a name, and never gets the function. `load_reduce` is the one place where a file could run anything, and it decides nothing: it hands over what it finds.
+The file can name a function, but never gets it. `load_reduce` is the one place where a file could run anything, and it decides nothing: it passes on what it finds.
 """
 
 # %% [markdown]
@@ -449,18 +449,18 @@ What does a call become? Three calls and what `reduce` should return for each:
 | `os.makedirs` | `("surprise", 448, True)` | `Note("os.makedirs", ("surprise", 448, True))`, which prints as `<os.makedirs: not called>` |
 | `torch._utils._rebuild_parameter` | `(<os.makedirs: not called>, True)` | `Note("os.makedirs", args)`: one of its parts was not made, so this can't be made either. The note names that part, and keeps the `args` of this call |
 
-An example: in the third row, `first_note` returns the note that is the first argument; so `reduce` calls nothing, and returns a note under that note's name.
+For example, in the third row, `first_note` returns the note that is the first argument; so `reduce` calls nothing, and returns a note with that note's name.
 
 You have four helpers, and need them in this order:
 
 | given | what it does |
 |---|---|
-| `check_call(function, args)` | raises an error if this can't be a call: `function` is not a `Name`, or `args` is no tuple; returns nothing |
+| `check_call(function, args)` | raises an error if this can't be a call: `function` is not a `Name`, or `args` is not a tuple; returns nothing |
 | `first_note(function, args)` | returns the first part that is itself a note, or `None`; its `.name` says what was not called |
-| `CALLS` | a dictionary: from the names of calls that torch writes to functions of ours, each called as `ours(*args)` |
+| `CALLS` | a dictionary from the names of calls that torch writes to functions of ours, each called as `ours(*args)` |
 | `Note(name, args)` | a note of a call that was not made |
 
-**Write `reduce`.** A file may name what it likes; most names are not in `CALLS`.
+**Write `reduce`.** A file may name anything; most names are not in `CALLS`.
 """
 
 # %% [markdown] tags=["hint:reduce"]
@@ -489,7 +489,7 @@ def reduce(function, args):
 
 # %% [markdown] tags=["solution:reduce"]
 """
-All our trust is in this table, and every function in it is ours. A file can *choose* from the table, and add nothing to it.
+All our trust is in this table, and every function in it is ours. A file can *choose* from the table, but add nothing to it.
 """
 
 
@@ -513,7 +513,7 @@ print(*found.items(), sep="\n")
 
 # %% [markdown]
 """
-You have the weight's description, and a note in place of the surprise. Not one number of the weight was read.
+You have the weight's description, and a note instead of the surprise. Not one number of the weight was read.
 
 ## What broke, once more · core
 
@@ -534,7 +534,7 @@ reveal("listed", play.kilobytes(lambda: describe(play.record(large, "data.pkl"))
 
 # %% [markdown]
 """
-It was 50,000 KB. The numbers stay where they are, however many there may be.
+It was 50,000 KB. The numbers stay where they are, however many there are.
 """
 
 # %%
@@ -563,7 +563,7 @@ card("not every error", mine=...)
 
 **Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) is built in the same way; it has the opcodes of protocols 2 to 5, and limits on what a file may ask for.
 
-**The next pain.** You know what is in the file, but not where. `zipfile` would find the numbers for you, but it copies the whole storage. Lesson 06 finds the place in the file itself, also in files that aren't archives, and reads a corner of a matrix from the bytes of that corner.
+**The next pain.** You know what is in the file, but not where. `zipfile` would find the numbers for you, but it copies the whole storage. Lesson 06 finds the place in the file itself, even in files that aren't archives, and reads a corner of a matrix from that corner's bytes alone.
 
 [04 How fast is it, and how would you know?](04_throughput.ipynb) · **05** · next: [06 One tensor out of a large file](06_lazy_checkpoint.ipynb)
 """
