@@ -4,7 +4,7 @@
 
 [05 A pickle is a program](05_pickle_program.ipynb) · **06** · next: [07 Save without stopping](07_async_checkpointer.ipynb)
 
-**Why you should care.** You want one tensor, and `torch.load`, the way most people call it, reads 20 GB to get it. In this lesson you find a tensor's bytes in its file, check what the file says about them, and read no others: first from a disk, then from a server.
+**Why you should care.** You want one tensor, and `torch.load`, the way most people call it, reads 20 GB to get it. In this lesson you find a tensor's bytes in its file, check what the file says about them, and read nothing else: first from a disk, then from a server.
 
 **The idea in five lines.** The rest of the lesson finds `begin`, and refuses files that lie about it:
 
@@ -19,20 +19,20 @@ tensor[2:5, :10]                                         # now a few pages are r
 **Three questions** on earlier lessons:
 
 1. What are the `data_offsets` in a safetensors header counted from?
-2. What stands in a pickle in place of a tensor's numbers?
+2. What does a pickle hold in place of a tensor's numbers?
 3. You map a file of 20 GB. What does that cost, and when do you pay the rest?
 
 <details><summary>Answers</summary>
 
-1. From the end of the header.
-2. A persistent id: the key of a storage. The storage is an entry of its own in the file.
-3. Next to nothing at first; then one page whenever you touch one that is not in memory.
+1. The end of the header.
+2. A persistent id: the key of a storage. The storage is a separate entry in the file.
+3. Next to nothing at first; then one page each time you touch one that is not in memory.
 
 </details>
 
 **You need** lessons 00 and 05. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write four short functions. Each is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 45 to 60 minutes**, estimated, in two sittings; 15 to read. You write four short functions. Each is checked as soon as you run its cell. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -67,7 +67,7 @@ from npydata import CheckpointError
 """
 ## Sitting 1 · Break it: a header that lies · core
 
-Back to `read_tensor` of lesson 00. It believes the header: it goes where `data_offsets` point, and takes what it finds. Here is a file with two tensors, whose header somebody has changed.
+Back to `read_tensor` from lesson 00. It trusts the header: it goes where `data_offsets` point, and takes what it finds. Here is a file with two tensors, whose header somebody has changed.
 """
 
 # %%
@@ -92,7 +92,7 @@ reveal("lie", "the numbers of a" if numbers[0] == 0 else "the numbers of b")
 
 # %% [markdown]
 """
-A model would go on training with another tensor's weights, and nothing raises an error. Now a second file. It begins with the safetensors file of a tensor `w`, and somebody has appended a `.pt` file to it:
+A model would train on with another tensor's weights, and nothing raises an error. Now a second file. It begins as the safetensors file of a tensor `w`, and somebody has appended a `.pt` file to it:
 """
 
 # %%
@@ -102,9 +102,9 @@ print("is_zipfile:", zipfile.is_zipfile(both))
 
 # %% [markdown]
 """
-A zip file is found from its *end*. So this file is harmless weights to a program that reads it from the beginning, and something else to one that looks for a zip file's directory.
+A zip file is read from its *end*. So to a program that reads from the beginning, this file is harmless weights; to one that looks for a zip directory, it is something else.
 
-Those are two things to fix. The third is what `torch.load` costs. Twelve matrices are in a file of 50 MB, and you want one of them, or a corner of one:
+Those are two things to fix. The third is what `torch.load` costs. A file of 50 MB holds twelve matrices, and you want one of them, or a corner of one:
 """
 
 # %%
@@ -115,16 +115,16 @@ play.compare(before)
 """
 ## No gaps · core
 
-safetensors has a rule against both: after the header, the tensors fill the rest of the file, and *each byte belongs to exactly one of them*. Nothing overlaps, nothing is left over.
+safetensors has one rule against both: the tensors fill the file after the header, and *each byte belongs to exactly one of them*. Nothing overlaps, nothing is left over.
 
-**Write `check_no_gaps`.** `places` is a list of pairs: where a tensor begins in the file and where it stops, the byte after its last. They are in any order, and there may be none at all. Together they must fill the file from byte `begin` to byte `end`. Where they don't, raise a `CheckpointError` (with what you found and what you expected).
+**Write `check_no_gaps`.** `places` is a list of pairs: where a tensor begins in the file and where it stops, one byte after its last. They come in any order, and there may be none at all. Together they must fill the file from byte `begin` to byte `end`. Where they don't, raise a `CheckpointError` (with what you found and what you expected).
 """
 
 # %% [markdown] tags=["hint:check_no_gaps"]
 """
 <details><summary>Hint</summary>
 
-Sort them. Where must the first one begin? And each next one?
+Sort them. Where must the first one begin? And each one after it?
 
 </details>
 """
@@ -147,7 +147,7 @@ def check_no_gaps(places, begin, end):
 
 # %% [markdown] tags=["solution:check_no_gaps"]
 """
-Sizes that add up are not enough: an overlap and a hole may cancel out. (Pairs are sorted by where they begin, then by where they stop, so a tensor without bytes comes before the one that begins at the same byte.)
+It is not enough that the sizes add up: an overlap and a hole may cancel out. (Pairs are sorted by where they begin, then by where they stop, so an empty tensor comes before another that begins at the same byte.)
 """
 
 # %%
@@ -158,9 +158,9 @@ for path in (liar, both):
 """
 ## Where the bytes begin · core
 
-Now the files of `torch.save`. Since 2020 they are zip archives. Each entry has a *local header*: a fixed part of 30 bytes, the entry's name, and an *extra field*. Then come its bytes. At the end of the file a *directory* lists all entries: name, size, and where its local header is. It has an extra field for each entry as well, one of its own.
+Now the files of `torch.save`. Since 2020 they are zip archives. Each entry has a *local header*: a fixed part of 30 bytes, the entry's name, and an *extra field*. Then come its bytes. At the end of the file a *directory* lists all entries: name, size, and where its local header is. It has an extra field for each entry as well, but a separate one.
 
-**Predict.** A small file holds the numbers 0 to 5, in 64 bits. We take the place of the local header, and add 30, the length of the name, and the length of the *directory's* extra field.
+**Predict.** A small file holds the numbers 0 to 5, in 64 bits. We take the position of the local header, and add 30, the length of the name, and the length of the *directory's* extra field.
 """
 
 # %% tags=["prediction:place"]
@@ -178,7 +178,7 @@ reveal("place", play.where_the_directory_leads(small))
 
 # %% [markdown]
 """
-Wrong bytes, and no error. The two extra fields differ. torch fills the local one with padding, the letter Z, so that each storage begins at a multiple of 64 bytes; the directory knows nothing of it.
+Wrong bytes, and no error. The two extra fields differ. torch pads the local one with the letter Z, so that each storage begins at a multiple of 64 bytes; the directory doesn't mention it.
 
 **Write `payload_begin`**: where do the bytes of an entry begin in the file? `header` is the fixed part, 30 bytes, which begins at byte `at` of the file. Its bytes 26 and 27 hold the length of the name, 28 and 29 that of the extra field, the low byte first (*little-endian*).
 """
@@ -187,7 +187,7 @@ Wrong bytes, and no error. The two extra fields differ. torch fills the local on
 """
 <details><summary>Hint</summary>
 
-`int.from_bytes(two_bytes, "little")` makes a number of two bytes. Which three things lie between byte `at` and the entry's bytes?
+`int.from_bytes(two_bytes, "little")` turns two bytes into a number. Which three things lie between byte `at` and the entry's bytes?
 
 </details>
 """
@@ -217,13 +217,13 @@ for name, (at, nbytes) in directory(file).items():
 
 # %% [markdown]
 """
-The entries of a file of `torch.save`: the bytes of each begin at a multiple of 64. `data/0` has a storage's numbers, the *payload*; `data.pkl` says what they are, and is what your machine of lesson 05 reads.
+The entries of a `torch.save` file: the bytes of each begin at a multiple of 64. `data/0` holds a storage's numbers, the *payload*; `data.pkl` says what they are, and is what your machine from lesson 05 reads.
 
 You can find a storage in a `.pt` file without reading the rest, and **this is a good place to stop**. When you come back, run the cells from the top; what you wrote is checked again and runs.
 
 ## Sitting 2 · A tensor over bytes · core
 
-The bytes of a storage are one long row of elements. Three things say how a matrix lies in it, and lesson 05 found them in the pickle:
+The bytes of a storage are one long row of elements. Three things say how a matrix is laid out in it, and lesson 05 found them in the pickle:
 
 - its *shape*, say `(4, 6)`: 4 rows of 6;
 - its *strides*, `(6, 1)`: one row further is 6 elements further, one column further is 1;
@@ -231,7 +231,7 @@ The bytes of a storage are one long row of elements. Three things say how a matr
 
 So row `r`, column `c` is element `offset + 6 * r + 1 * c`. A slice is only another shape, other strides and another offset. `matrix[1:3, ::2]` has shape `(2, 3)`, strides `(6, 2)` and offset 6: every second column is a step of 2. The transpose has shape `(6, 4)` and strides `(1, 6)`. Nothing is copied for any of them.
 
-`view` is given. It lays a tensor over memory as these three say. (It goes through an untyped storage, because `torch.frombuffer` refuses memory of 0 bytes, and a tensor may have none.)
+`view` is given. It makes a tensor over memory from these three. (It goes through an untyped storage, because `torch.frombuffer` refuses memory of 0 bytes, and a tensor may have none.)
 """
 
 
@@ -245,9 +245,9 @@ def view(memory, dtype, seen):
 
 # %% [markdown] tags=["term:byte span"]
 """
-Which bytes do we need for a view? Those from the first element it touches to the last, with whatever lies between: its **byte span**. That is all that has to be mapped or fetched.
+Which bytes do we need for a view? Those from the first element it touches to the last, and everything in between: its **byte span**. That is all that has to be mapped or fetched.
 
-**Write `byte_span`.** `view` is `(shape, strides, offset)`: strides and offset count *elements*. `itemsize` is how many bytes one element has. Return a pair of *bytes*, both counted from the beginning of the storage: the first byte of the span, and the byte after its last. There may be any number of dimensions, even none. No stride is negative. A view without elements begins and stops at its offset.
+**Write `byte_span`.** `view` is `(shape, strides, offset)`: strides and offset count *elements*. `itemsize` is the number of bytes in an element. Return a pair of *bytes*, both counted from the beginning of the storage: the first byte of the span, and the byte after its last. There may be any number of dimensions, including none. No stride is negative. A view without elements begins and stops at its offset.
 
 ```python
 byte_span(((2, 3), (6, 2), 6), 4)      # (24, 68): from element 6 to element 16
@@ -279,12 +279,12 @@ def byte_span(view, itemsize):
 
 # %% [markdown] tags=["solution:byte_span"]
 """
-The number of elements plays no part: a column spans far more than it holds. The library runs these very lines.
+The number of elements doesn't matter: a column spans far more than it holds. The library runs these very lines.
 """
 
 # %% [markdown]
 """
-**Turn it.** A slice of the matrix of 4 × 6, and below it the storage. In JupyterLab, move its rows and the step of its columns. Which slices span much more than they hold?
+**Try it.** A slice of the 4 × 6 matrix, and below it the storage. In JupyterLab, change its rows and the step of its columns. Which slices span much more than they hold?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -296,9 +296,9 @@ sliders(
 
 # %% [markdown] tags=["takeaway"]
 """
-Dark elements are wanted, light ones are in between. Whole rows span nothing else; single columns span nearly everything.
+Dark elements are wanted, light ones lie in between. Whole rows span nothing else; a single column spans nearly everything.
 
-Now put it together. `File` is given: `file.read(at, nbytes)` gives bytes, and `file.map(at, nbytes)` an array over bytes that are not read before you touch them ([files.py](../materials/course/play/given/files.py)). This class is given, too. Read `slice` and `open_zip`; your functions are in it.
+Now put it together. `File` is given: `file.read(at, nbytes)` returns bytes, and `file.map(at, nbytes)` an array over bytes that are not read until you touch them ([files.py](../materials/course/play/given/files.py)). This class is given, too. Read `slice` and `open_zip`: they call your functions.
 """
 
 
@@ -383,7 +383,7 @@ print(len(ckpt.tensors), "tensors; layer.7 is as torch.load has it:", same)
 """
 ## Files from before 2020 · core
 
-Older files aren't archives, but five pickles, one after the other, and then the storages. There is no directory. So `torch.load` reads such a file whole, and refuses `mmap=True`.
+Older files aren't archives but five pickles, one after another, followed by the storages. There is no directory. So `torch.load` reads such a file whole, and refuses `mmap=True`.
 
 **Predict.** A file holds two storages of six 32-bit numbers each, 48 bytes in all.
 """
@@ -404,7 +404,7 @@ print("the first 8 bytes, as a number:", int.from_bytes(tail[:8], "little"))
 
 # %% [markdown]
 """
-Before each storage stands a number of 8 bytes, little-endian, which says how many elements it has. So the boundaries *are* in the file: one count leads to the next.
+Before each storage is an 8-byte number, little-endian, which says how many elements it has. So the boundaries *are* in the file: each count leads to the next.
 
 **Write `scan_storages`**: find each storage, and read no element. The first count is at byte `at`, and `file.read(at, 8)` reads it. `storages` lists them in the file's order. Each has a `key`, a `dtype` (with an `itemsize`), and `numel`, how many elements the pickle says it has. If the count in the file is not `numel`, raise a `CheckpointError`. Return a dictionary from each key to a pair of places in the file: the byte at which the storage's elements begin, and the byte after their last.
 """
@@ -413,7 +413,7 @@ Before each storage stands a number of 8 bytes, little-endian, which says how ma
 """
 <details><summary>Hint</summary>
 
-Draw two storages, each with its count before it. `int.from_bytes(eight_bytes, "little")` makes a number.
+Draw two storages, each with its count before it. `int.from_bytes(eight_bytes, "little")` turns them into a number.
 
 </details>
 """
@@ -438,14 +438,14 @@ def scan_storages(file, at, storages):
 
 # %% [markdown] tags=["solution:scan_storages"]
 """
-For the thousandth storage you read a thousand counts, and not one element. That is enough to map any of them.
+To reach the thousandth storage you read a thousand counts, and not one element. That is enough to map any of them.
 """
 
 # %% [markdown]
 """
 ## What broke, once more · core
 
-**Predict.** The file of twelve matrices, 50 MB, has 12,289 pages, and the system forgets them all. Then we open it and copy `ckpt["layer.7"][2:5, :10]`: 10 columns of 3 rows. A row of this matrix is 4,096 bytes, and so is a page.
+**Predict.** The file of twelve matrices, 50 MB, has 12,289 pages, and the system drops them all from memory. Then we open it and copy `ckpt["layer.7"][2:5, :10]`: 10 columns of 3 rows. A row of this matrix is 4,096 bytes, and so is a page.
 """
 
 # %% tags=["prediction:pages"]
@@ -469,7 +469,7 @@ reveal("pages", after["pages read for 10 columns of 3 rows"])
 
 # %% [markdown]
 """
-The first page has the bytes that say what the file is, and the pickle. The last pages have the directory. In between are the local header of one entry, and the rows that you touched. The other eleven matrices play no part, however large they are.
+The first page holds the bytes that say what the file is, and the pickle. The last pages hold the directory. In between are the local header of one entry, and the rows that you touched. The other eleven matrices don't matter, however large they are.
 """
 
 # %%
@@ -489,9 +489,9 @@ card("room at the end", mine=...)
 """
 ## A file of 2 GB on a server · core
 
-A reader that knows all places can also plan: the library's `load()` sorts them and fetches neighbours together, in the order of the file. That matters most where each read is a request.
+A reader that knows every position can also plan: the library's `load()` sorts them and fetches neighbours together, in file order. That matters most when each read is a request.
 
-A server that is asked for `Range: bytes=100-199` sends those 100 bytes and no others. So `read(at, nbytes)` becomes a request, and nothing else in your code has to change:
+Asked for `Range: bytes=100-199`, a server sends those 100 bytes and no others. So `read(at, nbytes)` becomes a request, and nothing else in your code has to change:
 """
 
 # %%
@@ -501,7 +501,7 @@ print(inspect.getsource(Remote.read))
 
 # %% [markdown]
 """
-The next cells start a server on this machine. It serves one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes no room on your disk). You ask for 10 columns of 3 rows of one matrix; a row is 16 KB. Before that, your reader has to open the file: what does it look at?
+The next cells start a server on this machine. It serves one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes no space on your disk). You ask for 10 columns of 3 rows of one matrix; a row is 16 KB. Before that, your reader has to open the file: what does it look at?
 
 **Predict.** How many requests does your reader make, and how much does the server send?
 """
@@ -539,7 +539,7 @@ The rest of the 2 GB never left the server. The library asks for more at once, a
 
 **You can now explain**
 
-- why a header has to be checked before it is believed, and why safetensors allows no gaps;
+- why a header must be checked before it is trusted, and why safetensors allows no gaps;
 - why a zip directory doesn't say where an entry's bytes begin;
 - how any slice is a shape, strides and an offset, and what its byte span is;
 - why files from before 2020 can be read lazily, although they have no directory;
@@ -547,9 +547,9 @@ The rest of the 2 GB never left the server. The library asks for more at once, a
 
 **The number to remember**: a few pages, or a few requests, to open a file of any size; after that, the bytes you touch.
 
-**Yours to keep**: `lab/mine/checkpoint.py`. The library's `open_checkpoint` reads sharded sets and folders as well. `npydata convert FILE OUT.safetensors` takes the weights out of a pickle.
+**Yours to keep**: `lab/mine/checkpoint.py`. The library's `open_checkpoint` reads sharded sets and folders as well. `npydata convert FILE OUT.safetensors` gets the weights out of a pickle.
 
-**The next pain.** Loading is quick now, but every save stops training until the last byte is written. Lesson 07 saves in the background. It begins with the layout of a safetensors file: if you know where every byte goes, the copy that you make in memory can *be* the file.
+**The next pain.** Loading is fast now, but every save stops training until the last byte is written. Lesson 07 saves in the background. It begins with the layout of a safetensors file: if you know where every byte goes, the copy that you make in memory can *be* the file.
 
 [05 A pickle is a program](05_pickle_program.ipynb) · **06** · next: [07 Save without stopping](07_async_checkpointer.ipynb)
 """

@@ -4,9 +4,9 @@
 
 [06 One tensor out of a large file](06_lazy_checkpoint.ipynb) · **07** · next: [08 Survive the crash](08_survive_the_crash.ipynb)
 
-**Why you should care.** Each save stops training. Your `Saver` of lesson 00 made the stop shorter: it copies, and a thread writes. But it loses every error of that thread, and it asks the system for new memory at each save. Here you break it, and then write one that stops training for a single copy in memory and never loses an error.
+**Why you should care.** Each save stops training. Your `Saver` from lesson 00 shortened that: it copies, and a thread writes. But it loses every error in that thread, and it asks the system for new memory at each save. Here you break it, and then write one that stops training for a single copy in memory and never loses an error.
 
-**The idea in five lines.** Everything else makes these lines right for every state:
+**The idea in five lines.** Everything else makes these lines work for every state:
 
 ```python
 image, copies = lay_out(state, memory)   # where each tensor will stand in the file
@@ -18,21 +18,21 @@ task.result()                            # at the next save: wait, and hear of e
 
 **Three questions** on earlier lessons:
 
-1. One thread runs Python code, another one writes to a disk. Which of them lets the training loop run?
+1. One thread runs Python code, another writes to a disk. Which of them lets the training loop run?
 2. An error happens in a worker thread. Where should it be raised?
 3. What are the three parts of a safetensors file?
 
 <details><summary>Answers</summary>
 
 1. The one that writes: it releases the GIL.
-2. Where somebody waits for the result: instead of a result they get the error.
+2. Where the result is waited for: the caller gets the error instead.
 3. Eight bytes that give the header's length, the header in JSON, and the tensors' bytes.
 
 </details>
 
 **You need** lessons 00 and 03. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 40 to 50 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -70,7 +70,7 @@ import torch
 """
 ## Sitting 1 · Break your saver · core
 
-The first cell brought back your `Saver` of lesson 00 (or the solution, if you have none). Three things can go wrong with it. A step changes the weights while it saves. The disk is full. And it saves 48 MiB a second time, where the system counts how much new memory it takes (a *page fault* is one new page of 4 KiB).
+The first cell brought back your `Saver` from lesson 00 (or the solution, if you have none). Three things can go wrong with it. A step changes the weights while it saves. The disk is full. And it saves 48 MiB a second time, while the system counts how much new memory it takes (a *page fault* is one new page of 4 KiB).
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -78,9 +78,9 @@ faults = play.three_ways(FirstSaver)
 
 # %% [markdown] tags=["takeaway"]
 """
-The first is right. The other two are the list for this lesson; at its end you call `three_ways` again.
+The first is right. The other two are the list for this lesson; at the end you call `three_ways` again.
 
-Your `Saver` copies all weights before it starts its thread, and training waits for that copy. Is it needed? Take it out: the next cell runs your own `Saver` with a `clone` that copies nothing. Each step sets every element of twelve weights to the step's number, so the file shows which steps it was written from.
+Your `Saver` copies all weights before it starts its thread, and training waits for that copy. Is it needed? Let's remove it: the next cell runs your own `Saver` with a `clone` that copies nothing. Each step sets every element of twelve weights to the step's number, so the file shows which steps it was written from.
 """
 
 # %% tags=["prediction:steps"]
@@ -97,18 +97,18 @@ reveal("steps", play.steps_without_copy(FirstSaver))
 
 # %% [markdown] tags=["term:torn", "term:snapshot"]
 """
-That is a **torn** checkpoint: a state that the model was never in. It loads without an error, and the resumed run is a little worse. Nothing that you do to the file later can repair it. So *all* weights are copied before the thread starts, whenever the step may come. Such a copy of a whole state at one moment is a **snapshot**.
+That is a **torn** checkpoint: a state that the model was never in. It loads without an error, and the resumed run is a little worse. Nothing you do to the file later can repair it. So *all* weights are copied before the thread starts, whenever the step may come. Such a copy of a whole state at one moment is a **snapshot**.
 
 | save | training waits for | the file |
 |---|---|---|
-| a thread alone | nothing | is torn |
+| only a thread | nothing | is torn |
 | a snapshot, then the disk | the copy | holds one step |
 
 ## Memory that was used before · core
 
-So the copy stays; what you can do is make it cheap. The system promises new memory before it has any. When you first write to a page of it, the processor stops your program. That is the page fault: the system finds 4 KiB, clears them, and lets you go on. The 48 MiB of our weights are 12,288 pages, and your first `Saver` writes to three times as many.
+So the copy stays; what you can do is make it cheap. The system promises new memory before it provides any. When you first write to a page of it, the processor interrupts your program. That is the page fault: the system finds 4 KiB, clears them, and lets you continue. The 48 MiB of our weights are 12,288 pages, and your first `Saver` writes to three times as many.
 
-A checkpointer should keep its memory. That is the first given class: it asks the system for more only when a state has grown.
+A checkpointer should keep its memory. The first given class does: it asks the system for more only when a state has grown.
 """
 
 
@@ -129,9 +129,9 @@ class Memory:
 """
 ## The snapshot is the file · core
 
-Your `Saver` calls `safetensors.torch.save` in its thread. That copies everything once more, into a large `bytes`, and holds the GIL for parts of it.
+Your `Saver` calls `safetensors.torch.save` in its thread. That copies everything once more, into a large `bytes`, and holds the GIL for part of the time.
 
-It needn't. The header of a safetensors file gives each tensor's name, dtype, shape and place, and all of that is known *before* anything is copied. So lay the file out first, and copy each tensor straight to its place. Then **the snapshot is the file**, and nothing is left to do but to write it.
+It needn't. The header of a safetensors file gives each tensor's name, dtype, shape and position, and all of that is known *before* anything is copied. So lay the file out first, and copy each tensor straight into its place. Then **the snapshot is the file**, and all that is left is to write it.
 
 Two rules decide where each tensor goes. The format allows no gaps between tensors. And each tensor must begin at a multiple of the size of its *elements*: anywhere else torch refuses to view bytes as numbers. A mask of 3 bytes followed by a weight of 4-byte floats breaks the second rule. Sort by the size of an element, the largest first, and both rules hold: each tensor ends where the next may begin.
 
@@ -154,7 +154,7 @@ class Slot(NamedTuple):
 """
 <details><summary>Hint</summary>
 
-`sorted(tensors, key=...)` sorts the names, upwards, and keeps the order of equals. The key is a function of a name. How do you turn a number around?
+`sorted(tensors, key=...)` sorts the names, upwards, and keeps the order of equals. The key is a function of a name. How do you reverse the order of numbers?
 
 </details>
 """
@@ -176,12 +176,12 @@ def slots_for(tensors):
 
 # %% [markdown] tags=["solution:slots_for"]
 """
-Elements have 16, 8, 4, 2 or 1 bytes: each size is a multiple of the next. That is why it works.
+Elements have 16, 8, 4, 2 or 1 bytes: each size is a multiple of the next. That's why it works.
 """
 
 # %% [markdown]
 """
-The header is given: read it once. It is padded with blanks to the end of a page, since then the tensors' bytes begin at a multiple of every element size. And `lay_out` puts the pieces together: it takes memory, writes the header into it, and returns the bytes of the whole file, with a `Copy` for each tensor (you write that class next). It doesn't touch a tensor, but it does write the new header into the memory.
+The header is given: read it once. It is padded with blanks to the end of a page, so that the tensors' bytes begin at a multiple of every element size. `lay_out` puts the pieces together: it takes memory, writes the header into it, and returns the bytes of the whole file, with a `Copy` for each tensor (you write that class next). It doesn't touch a tensor, but it does write the new header into the memory.
 """
 
 # %% tags=["given", "file:saver.py"]
@@ -220,7 +220,7 @@ def lay_out(state, memory):
 
 # %% [markdown]
 """
-Here is a state that makes trouble: a mask with an odd number of bytes, a weight that was transposed, so that its rows lie scattered in memory, and a vector of 2-byte floats. Where does each tensor go?
+Here is an awkward state: a mask with an odd number of bytes, a transposed weight, whose rows are scattered in memory, and a vector of 2-byte floats. Where does each tensor go?
 """
 
 # %%
@@ -244,14 +244,14 @@ Each tensor of the state has a slot, and the next slot begins where it ends. Wid
 | slots in order of element size, largest first | elements at multiples of their size |
 | nothing between them | safetensors, and one long write |
 
-**Write `run`** of the class `Copy`: this is what training waits for. `source` is a tensor, `slot` the bytes of its slot in memory. View the slot, which is bytes, with the dtype and then the shape of the tensor. Then copy into it with `copy_`, which goes by the order of the elements, even where they lie scattered. Start from `self.source.detach()`: a parameter belongs to a graph of gradients, and the copy should not.
+**Write `run`** of the class `Copy`: this is what training waits for. `source` is a tensor, `slot` the bytes of its slot in memory. View the slot, which is bytes, with the dtype and then the shape of the tensor. Then copy into it with `copy_`, which follows the order of the elements, even where they are scattered. Start from `self.source.detach()`: a parameter belongs to the autograd graph, and the copy should not.
 """
 
 # %% [markdown] tags=["hint:Copy"]
 """
 <details><summary>Hint</summary>
 
-`slot.view(dtype)` takes the same bytes for other numbers. A second `view(shape)` gives them a shape. A view has no memory of its own: what you copy into it lands in the slot.
+`slot.view(dtype)` reads the same bytes as other numbers. A second `view(shape)` gives them a shape. A view has no memory of its own: what you copy into it lands in the slot.
 
 </details>
 """
@@ -281,7 +281,7 @@ The library's `run` has the same three lines, and a little more for GPUs. The fi
 
 # %% [markdown]
 """
-Now fill the file, and let another library read the memory as if it were one.
+Now fill it, and let another library read the memory as if it were a file.
 """
 
 # %%
@@ -293,11 +293,11 @@ print("read:", {name: torch.equal(found[name], state[name]) for name in state})
 
 # %% [markdown]
 """
-That is a complete checkpoint, and not a byte of it is on a disk yet. All that is left for a thread to do is write it: one long call into C, which leaves the GIL to training. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
+That is a complete checkpoint, and not a byte of it is on disk yet. All that is left for a thread to do is write it: one long call into C, which leaves the GIL to training. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs.
 
 ## Sitting 2 · An error that is heard · core
 
-At three in the morning the disk is full. `/dev/full` is a file for this case: whatever you write to it, it says that no space is left.
+At three in the morning the disk is full. `/dev/full` is a file for this case: whatever you write to it, it reports that no space is left.
 
 You have seen that none of three errors reached the loop. Where did they go?
 """
@@ -309,9 +309,9 @@ play.errors_unheard(FirstSaver)
 """
 Three tracebacks in a log that nobody reads at three in the morning, and training goes on. A week later somebody looks for a checkpoint.
 
-The cure is the one from lesson 03: an error is a result. The thread keeps it, and whoever waits for the thread raises it.
+The cure is the one from lesson 03: an error is a result. The thread stores it, and whoever waits for the thread raises it.
 
-**Write both methods.** `attempt` runs in the thread: it calls `work()`, and if that raises anything at all, it keeps the error in `self.error`. `result` waits for the end of the thread, and raises the error if there was one, but only once: when the disk has room again, the next save should work.
+**Write both methods.** `attempt` runs in the thread: it calls `work()`, and if that raises anything at all, it stores the error in `self.error`. `result` waits until the thread ends, and raises the error if there was one, but only once: when the disk has room again, the next save should work.
 """
 
 # %% [markdown] tags=["hint:Task"]
@@ -360,7 +360,7 @@ The first caller gets the error. After that it is gone, and `result` returns at 
 """
 ## The saver · core
 
-All parts are there. This one is given: it writes the image under a temporary name, as in lesson 00, and then calls `commit`, which makes it a checkpoint. For now that is a rename; lesson 08 is about what is wrong with it.
+You have all the parts. This one is given: it writes the image under a temporary name, as in lesson 00, and then calls `commit`, which makes it a checkpoint. For now that is a rename; lesson 08 shows what is wrong with it.
 """
 
 
@@ -380,7 +380,7 @@ def write_image(image, folder, commit):
 """
 **Write `save` and `wait`.**
 
-- `save(folder, state)`: wait for the save before, since both use the same memory; lay out the file in `self.memory`; make the copies; start a task that calls `write_image(image, folder, self.commit)`, and keep it in `self.task`.
+- `save(folder, state)`: wait for the previous save, since both use the same memory; lay out the file in `self.memory`; make the copies; start a task that calls `write_image(image, folder, self.commit)`, and keep it in `self.task`.
 - `wait()`: if there is a task, wait for its result. An error of the save is raised here.
 """
 
@@ -421,7 +421,7 @@ class Saver:
 
 # %% [markdown] tags=["solution:Saver"]
 """
-If the save before has failed, `save` raises its error and begins nothing. The next call begins anew.
+If the previous save failed, `save` raises its error and starts nothing. The next call starts afresh.
 """
 
 # %% [markdown]
@@ -445,7 +445,7 @@ reveal("second", "hardly any" if now < faults / 10 else "about 12,000")
 
 # %% [markdown]
 """
-And the time? Your `Saver` of lesson 00 and the new one take turns with 48 MiB. Both copy the same bytes before they return.
+And the time? Your `Saver` from lesson 00 and the new one take turns with 48 MiB. Both copy the same bytes before they return.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -453,11 +453,11 @@ play.stalls(your_first=FirstSaver(), your_new_one=Saver())
 
 # %% [markdown]
 """
-What training waits for at each save. The first one copies into new memory: most of its wait goes into page faults. What is left is one copy, into memory that you already have.
+What training waits for at each save. The first one copies into new memory: most of its wait goes to page faults. What is left is one copy, into memory that you already have.
 
 ## Copy while training reads · core
 
-Can the copy be hidden, too? Look at a step. Forward and backward pass only *read* the weights. They change in `optimizer.step()`. So a thread may copy while they run, if the step waits for it. Your `Saver` would need to know about the optimizer. The library's does, with `snapshot="overlap"`; run it once:
+Can the copy be hidden, too? Look at a step. The forward and backward passes only *read* the weights. They change in `optimizer.step()`. So a thread may copy while they run, if the step waits for it. Your `Saver` would need to know about the optimizer. The library's does, with `snapshot="overlap"`; run it once:
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -481,13 +481,13 @@ print("the file holds step 2:", torch.equal(held, model.weight))
 
 # %% [markdown]
 """
-What does *not* wait is a change outside of the step. torch counts such changes: a tensor's `_version` grows with every change in place. The library notes the counts when a save begins and compares them before it commits; its test is one line:
+What does *not* wait is a change outside the step. torch counts such changes: a tensor's `_version` grows with every in-place change. The library notes the counts when a save begins and compares them before it commits; its test is one line:
 
 ```python
 if copy.version is not None and copy.source._version != copy.version:
 ```
 
-If you add 1 to a weight yourself before the next step, `model.weight.add_(1)`, there is no torn checkpoint: the save fails, and the message names the tensor, `weight`, and who may change it.
+If you add 1 to a weight yourself before the next step, `model.weight.add_(1)`, you don't get a torn checkpoint: the save fails, and the message names the tensor, `weight`, and what may change it.
 
 But there are changes that torch doesn't count: those through `weight.data`, and those through a numpy array that shares its memory. So with overlap, change weights in the step and nowhere else.
 
@@ -499,7 +499,7 @@ But there are changes that torch doesn't count: those through `weight.data`, and
 
 ### Prove it
 
-Each line below is a promise, tested on your `saver.py`. All of your four builds are in it.
+Each line below is a promise, tested on your `saver.py`. All four of your builds are in it.
 """
 
 # %%
@@ -518,9 +518,9 @@ card("an error for ever", mine=...)
 """
 **This is a good place to stop.** What follows is for those who have a GPU in mind.
 
-## Afterwards: streams of a GPU · optional
+## Afterwards: a GPU's streams · optional
 
-A GPU works through *streams*: queues of work beside each other. Python puts work in, and goes on. Copies to the *host*, the CPU's memory, get a stream of their own. Between two streams nothing is in order unless one waits for the other. This is a save with the four waits it needs; only the last one stops Python:
+A GPU works through *streams*: queues that run side by side. Python puts work in, and goes on. Copies to the *host*, the CPU's memory, get their own stream. Between two streams there is no order unless one waits for the other. This is a save with the four waits it needs; only the last one stops Python:
 
 ```python
 step(weights, 1)
@@ -542,10 +542,10 @@ Leave one out, and the file may be right many times before it is wrong. Cover th
 
 | without | the file may hold |
 |---|---|
-| 1 | the weights of the step before, and an average that was not computed yet |
+| 1 | the weights of the previous step, and an average that was not computed yet |
 | 2 | an average whose memory another tensor has overwritten |
-| 3 | weights of the next step |
-| 4 | what the save before left in memory |
+| 3 | the next step's weights |
+| 4 | what the previous save left in memory |
 """
 
 # %% [markdown] tags=["closing"]
@@ -556,13 +556,13 @@ Leave one out, and the file may be right many times before it is wrong. Cover th
 - why a copy into new memory is slower than one into memory you already have;
 - how a file is laid out before a tensor is copied;
 - where an error of a background thread is raised, and how often;
-- what may be copied while training goes on.
+- what may be copied while training continues.
 
 **The number to remember**: **1** copy in memory is all that training waits for.
 
-**Yours to keep**: `lab/mine/saver.py`. Lesson 10 puts it beside the naive save and the library's. The library's [snapshot.py](../npydata/checkpointer/snapshot.py) is built on the same layout and the same `run`. It also shares large copies among several cores, starts to write while the rest is still copied, and writes tied weights once.
+**Yours to keep**: `lab/mine/saver.py`. Lesson 10 compares it with the naive save and the library's. The library's [snapshot.py](../npydata/checkpointer/snapshot.py) is built on the same layout and the same `run`. It also splits large copies among several cores, starts writing while the rest is still being copied, and writes tied weights once.
 
-**The next pain.** While the thread writes, the process may die, or the power may fail. What is left of the last checkpoint then? In lesson 08 you write what makes it safe.
+**The next pain.** While the thread writes, the process may die, or the power fail. What is left of the last checkpoint then? In lesson 08 you write what makes it safe.
 
 [06 One tensor out of a large file](06_lazy_checkpoint.ipynb) · **07** · next: [08 Survive the crash](08_survive_the_crash.ipynb)
 """

@@ -4,15 +4,15 @@
 
 [07 Save without stopping](07_async_checkpointer.ipynb) · **08** · next: [10 Train, crash, resume](10_train_crash_resume.ipynb), or first [09 Scale out](09_scale_out.ipynb) if you have several GPUs
 
-**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here your own save of lesson 00 is killed after each of its calls, and then you cut the power. Does it survive both? Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the one before.
+**Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here your own save from lesson 00 is killed after each of its calls, and then you cut the power. Does it survive both? Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the previous one.
 
-**The idea in five lines.** Two are open; you fill them in the first sitting. Everything else makes the five right for many files, and finds the result again:
+**The idea in five lines.** Two are open; you fill them in during the first sitting. Everything else makes the five work for many files, and finds the result again:
 
 ```python
 write(temporary)                # no reader looks there
 ...                             # what must be sure before the next line?
-rename(temporary, checkpoint)   # in one step it has the name
-...                             # and what before the last?
+rename(temporary, checkpoint)   # in one step, it has the name
+...                             # and before the last?
 remove(old)                     # and only now
 ```
 
@@ -26,13 +26,13 @@ remove(old)                     # and only now
 
 1. No: they are in the page cache, which belongs to the system and not to the process.
 2. It is torn: it mixes several steps, a state that the model was never in.
-3. So that a name without `.tmp` means: complete.
+3. So that a name without `.tmp` means complete.
 
 </details>
 
 **You need** lessons 00 and 07. Terms: [glossary](../materials/course/glossary.md).
 
-**About 45 to 55 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 45 to 55 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
@@ -63,7 +63,7 @@ import shutil
 """
 ## Sitting 1 · Kill your save · core
 
-The first cell brought back `write_checkpoint` and `latest` of lesson 00 (yours, or the solutions). Step 10 is saved. Now you save step 20, and `play.film` keeps what the folder holds after each call that makes a folder, renames or syncs: that is what `kill -9` at this moment leaves. (A kill between two writes leaves part of a file, under a name that no reader looks for.) For each of these moments your `latest` says which checkpoint to load:
+The first cell brought back `write_checkpoint` and `latest` from lesson 00 (yours, or the solutions). Step 10 is saved. Now you save step 20, and `play.film` records what the folder holds after each call that makes a folder, renames or syncs: that is what `kill -9` leaves at this moment. (A kill between two writes leaves part of a file, under a name that no reader looks for.) For each of these moments your `latest` says which checkpoint to load:
 """
 
 # %%
@@ -73,9 +73,9 @@ play.table(killed=kills)
 
 # %% [markdown]
 """
-Your rename does its job: until the last call the folder has a name that `latest` passes over, and then it is complete. It is safe however often you kill the *process*.
+Your rename does its job: until the last call the folder has a name that `latest` skips, and then it is complete. It is safe however often you kill the *process*.
 
-Now the *machine* dies. What was only in memory is gone then, and that includes the page cache.
+Now the *machine* dies. Whatever was only in memory is gone, and that includes the page cache.
 
 **Predict.**
 """
@@ -95,13 +95,13 @@ reveal("power", f"a {'damaged' if 'an error' in str(cuts) else 'whole'} checkpoi
 
 # %% [markdown] tags=["takeaway"]
 """
-The folder may have its final name while the file in it is missing. Then `latest` picks it, and the restart ends with an error, although step 10 is still there beside it. This may happen even after your save has *returned*: nothing makes the system write the folder soon.
+The folder may have its final name while the file in it is missing. Then `latest` picks it, and the restart fails with an error, although step 10 is still there beside it. This can happen even after your save has *returned*: nothing makes the system write the folder soon.
 
-That is the list for today. First you find out what the disk needs to be told, on a small model of one. Then you do the same on a real folder, and at the end you repeat both attacks.
+That is the list for today. First, on a small model of a disk, you find out what it must be told. Then you do the same on a real folder, and at the end you repeat both attacks.
 
 ## A disk that shows every moment · core
 
-`ToyDisk` is a folder in memory. `disk.write(name, content)` takes three steps. `disk.seen()` is what programs see, and so what a killed process leaves.
+`ToyDisk` is a folder in memory. `disk.write(name, content)` takes three steps. `disk.seen()` is what programs see, and so what a killed process leaves behind.
 """
 
 # %%
@@ -111,18 +111,18 @@ disk.write("checkpoint", b"step 200")
 
 # %% [markdown]
 """
-For two moments no checkpoint is there: neither the old one nor the new one.
+For two moments there is no checkpoint: neither the old one nor the new one.
 
-A *rename* takes a name from one file and gives it to another, in one step. A reader finds the one or the other, never a mixture, never nothing.
+A *rename* takes a name from one file and gives it to another, in one step. A reader finds one or the other, never a mixture, never nothing.
 
-**Write `save_unsynced`**: save `content` under the name `checkpoint`, so that a kill at any step leaves the old one or the new one. You have `disk.write(name, content)` and `disk.rename(old, new)`, and need no more. In the end only `checkpoint` is left.
+**Write `save_unsynced`**: save `content` under the name `checkpoint`, so that a kill at any step leaves the old one or the new one. You have `disk.write(name, content)` and `disk.rename(old, new)`, and need nothing else. At the end only `checkpoint` is left.
 """
 
 # %% [markdown] tags=["hint:save_unsynced"]
 """
 <details><summary>Hint</summary>
 
-Under what name could the file be written, so that no reader looks at it while it is half done?
+Under what name could the file be written, so that no reader looks at it while it is incomplete?
 
 </details>
 """
@@ -147,9 +147,9 @@ Half a file has a name that no reader looks for.
 """
 ## The power fails · core
 
-Data guaranteed to survive a power cut is **durable**. The call that makes it so is **fsync**: it returns when the disk itself has the bytes of a file. A *name* is kept in the folder, and a folder is another file, with an fsync of its own.
+Data guaranteed to survive a power cut is **durable**. The call that makes it so is **fsync**: it returns when the disk itself has the bytes of a file. A *name* is kept in the folder, and a folder is another file, with its own fsync.
 
-Whatever you did not fsync, the system may write earlier, on its own and in any order: a name before its bytes, or the second half before the first. `disk.power_cuts()` gives all that you might find.
+Whatever you did not fsync, the system may write earlier, on its own and in any order: a name before its bytes, or the second half before the first. `disk.power_cuts()` returns everything you might find.
 
 **Predict.** `save_unsynced` has returned, and the power fails. Of the old checkpoint, the new one, an empty file, and half a file:
 """
@@ -168,16 +168,16 @@ reveal("found", ("one", "two", "three", "all four")[len(found) - 1])
 
 # %% [markdown]
 """
-Every test that kills a process says that `save_unsynced` is safe. Then the power fails, and people find a file of length 0 with the right name and the date of the last save.
+Every test that kills a process says that `save_unsynced` is safe. Then the power fails, and people find a file of length 0 with the right name and the last save's date.
 
-**Write `save_committed`.** You have two more calls: `disk.fsync(name)` for the bytes of a file, and `disk.fsync_folder()` for the names. At every moment the old or the new checkpoint must load, and once you have returned, the new one for sure.
+**Write `save_committed`.** You have two more calls: `disk.fsync(name)` for the bytes of a file, and `disk.fsync_folder()` for the names. At every moment the old or the new checkpoint must load, and once you have returned, always the new one.
 """
 
 # %% [markdown] tags=["hint:save_committed"]
 """
 <details><summary>Hint</summary>
 
-What must be on the disk before the bytes get their good name? And what is not yet there when the rename returns?
+What must be on the disk before the bytes get their final name? And what is not yet there when the rename returns?
 
 </details>
 """
@@ -197,12 +197,12 @@ def save_committed(disk, content):
 
 # %% [markdown] tags=["solution:save_committed"]
 """
-Bytes, then name: each made durable in its turn. There is no other order.
+Bytes, then name: each made durable in turn. There is no other order.
 """
 
 # %% [markdown]
 """
-Now look at all moments at once, of three saves, killed and cut off. Which of the three are safe if only the process can die?
+Now look at all moments of three saves at once, killed and cut off. Which of the three are safe if only the process can die?
 """
 
 
@@ -215,7 +215,7 @@ play.crash_matrix(save_in_place, save_unsynced, save_committed)
 
 # %% [markdown] tags=["takeaway"]
 """
-A dot is a step that this save doesn't take. *Nothing* means that nothing loads: the file is missing, empty, or only half there. Read the lower half by rows. In place, every step is a risk. Unsynced, the risk comes at the end and stays. Committed: old, then old or new, then new. In `save_unsynced` the danger begins with the rename, and it does not end.
+A dot is a step that this save doesn't take. *Nothing* means that nothing loads: the file is missing, empty, or only half there. Read the lower half row by row. In place, every step is a risk. Unsynced, the risk comes at the end and stays. Committed: old, then old or new, then new. In `save_unsynced` the danger begins with the rename, and never ends.
 
 | save | killed | power cut |
 |---|---|---|
@@ -251,7 +251,7 @@ def write_small(path, content):
 
 # %% [markdown] tags=["term:manifest"]
 """
-A checkpoint is often more than one file: the model, the optimizer, the state of the run. So all of them go into a temporary *folder*, and the folder is renamed. How does a reader tell that nothing is missing? By a list that is written last: the **manifest**. It holds the size of every file (the library's has checksums, too), and a `sequence`, which counts the commits: clocks go wrong, and steps go back when a run does.
+A checkpoint is often more than one file: the model, the optimizer, the state of the run. So all of them go into a temporary *folder*, and the folder is renamed. How does a reader know that nothing is missing? From a list that is written last: the **manifest**. It holds the size of every file (the library's has checksums, too), and a `sequence`, which counts the commits: clocks can be wrong, and steps go back when a run does.
 
 These are given, too. Read what each one returns; you will call three of them.
 """
@@ -299,7 +299,7 @@ def is_complete(folder):
 """
 ## Which one loads · core
 
-The root also has a file `latest`, which holds one name: that of the checkpoint to load. A person may write another name into it, to go back a few steps. And it may be wrong: the folder it names was damaged later, or removed by hand.
+The root also has a file `latest`, which holds one name: that of the checkpoint to load. You may write another name into it, to go back a few steps. And it may be wrong: the folder it names was damaged later, or removed by hand.
 """
 
 
@@ -321,14 +321,14 @@ def named_latest(root):
 
 # %% [markdown]
 """
-**Write `latest_in`**: at the next start it decides what a week of training is worth. Return the folder that `latest` names if that is a complete checkpoint; else the newest complete one; else `None`.
+**Write `latest_in`**: at the next start it decides what your week of training is worth. Return the folder that `latest` names if it is a complete checkpoint; else the newest complete one; else `None`.
 """
 
 # %% [markdown] tags=["hint:latest_in"]
 """
 <details><summary>Hint</summary>
 
-`committed(root)` gives the newest first, and hasn't looked at sizes yet. `next(iterator, None)` gives the first of something, or None.
+`committed(root)` returns the newest first, and hasn't looked at sizes yet. `next(iterator, None)` gives the first item, or None.
 
 </details>
 """
@@ -355,7 +355,7 @@ def latest_in(root):
 """
 ## What may go · core
 
-A checkpoint for each step fills any disk. *Retention* is the rule that says which ones stay: here the newest few. A removal is a commit, too: in one step the folder gets a name that no reader looks for, and only then its files go.
+A checkpoint for each step fills any disk. *Retention* is the rule that says which ones stay: here the newest few. A removal is a commit, too: in one step the folder gets a name that no reader looks for, and only then are its files deleted.
 """
 
 
@@ -369,14 +369,14 @@ def remove_checkpoint(folder):
 
 # %% [markdown]
 """
-**Write `remove_old`**, the only function of the lesson that destroys something. Of the *complete* checkpoints, the first `keep_last` stay, counted from the newest, and the others go. Damaged ones are neither counted nor removed: somebody may want to look at them. `newest`, which was just saved, is never removed, wherever it stands in the list, and whatever `keep_last` is. Remove with `remove_checkpoint`, and only what `committed(root)` returns: a folder that another process is about to commit is not in it.
+**Write `remove_old`**, the only function in this lesson that destroys something. Of the *complete* checkpoints, the first `keep_last` stay, counted from the newest, and the others go. Damaged ones are neither counted nor removed: somebody may want to look at them. `newest`, which was just saved, is never removed, wherever it is in the list, and whatever `keep_last` is. Remove with `remove_checkpoint`, and only what `committed(root)` returns: a folder that another process is about to commit is not in it.
 """
 
 # %% [markdown] tags=["hint:remove_old"]
 """
 <details><summary>Hint</summary>
 
-First a list of the complete ones. A slice leaves out the first few.
+First list the complete ones. A slice skips the first few.
 
 </details>
 """
@@ -396,31 +396,31 @@ def remove_old(root, keep_last, newest):
 
 # %% [markdown] tags=["solution:remove_old"]
 """
-If a damaged checkpoint counted, `keep_last=2` could keep it in place of your last good one.
+If damaged checkpoints counted, `keep_last=2` could keep one in place of your last good one.
 """
 
 # %% [markdown]
 """
 ## The commit · core
 
-All parts are there. The save has written its files into `temporary`, and synced each. You make it the checkpoint `folder`, with the order of the first sitting:
+You have all the parts. The save has written its files into `temporary`, and synced each. You make it the checkpoint `folder`, in the order from the first sitting:
 
 | call | what it does |
 |---|---|
 | `write_manifest(temporary, root)` | writes the manifest into the folder, and syncs its bytes |
 | `sync_folder(any_folder)` | makes the names in it durable |
 | `temporary.rename(folder)` | gives it the final name |
-| `name_latest(folder)` | lets `latest` name it; the new name `latest` is not durable yet |
-| `remove_old(root, keep_last, folder)` | removes old ones |
+| `name_latest(folder)` | makes `latest` name it; that is not durable yet |
+| `remove_old(root, keep_last, folder)` | removes the old ones |
 
-**Write `commit`.** The root is `folder.parent`. No folder of that name exists yet. At every moment the old or the new checkpoint must load; when you return the new one must, for sure. With `keep_last=None` nothing is removed.
+**Write `commit`.** The root is `folder.parent`. No folder of that name exists yet. At every moment the old or the new checkpoint must load; when you return, the new one must. With `keep_last=None` nothing is removed.
 """
 
 # %% [markdown] tags=["hint:commit"]
 """
 <details><summary>Hint</summary>
 
-Which name comes last into the temporary folder, and what makes those names durable? After the rename and `latest`: names in which folder have changed? And when may an old one go?
+Which name is added last to the temporary folder, and what makes its names durable? After the rename and `latest`: in which folder have names changed? And when may an old one go?
 
 </details>
 """
@@ -444,14 +444,14 @@ def commit(temporary, folder, keep_last=None):
 
 # %% [markdown] tags=["solution:commit"]
 """
-The four actions occur twice, for the folder and for `latest`; one sync of the root serves both names. Old checkpoints are removed last, once their successor is durable, bytes and names.
+The four actions occur twice, for the folder and for `latest`; one sync of the root serves both names. Old checkpoints are removed last, once the new one is durable, bytes and names.
 """
 
 # %% [markdown]
 """
 Now attack your own commit. Step 10 was saved; two files of step 20 are written and synced, and your commit makes them a checkpoint. With `keep_last=1` it removes step 10. The process is killed after each of its calls.
 
-**Predict.** From which call on does step 20 load?
+**Predict.** After which call does step 20 load?
 """
 
 # %% tags=["prediction:first"]
@@ -474,7 +474,7 @@ reveal("first", next(call[3:] for call, what in kills.items() if what == "step 2
 """
 From the rename on, step 20 is whole and has its name. But `latest` still names step 10, which is whole, too: so step 10 loads until `latest` is replaced. There is something to load at every moment.
 
-Now the power fails after each call. On the left with your syncs; on the right the same commit, but each sync returns without having done anything. (There are disks and containers like that.)
+Now the power fails after each call. On the left, with your syncs; on the right, the same commit, but each sync returns without doing anything. (There are disks and containers like that.)
 """
 
 # %%
@@ -483,11 +483,11 @@ play.table(with_your_syncs=cuts, without=unsynced)
 
 # %% [markdown] tags=["takeaway"]
 """
-With the syncs: step 10, then either, then step 20 for sure, as in the last row of the matrix. Either is possible once `latest` is replaced and until the root is synced, since the system may or may not have written that name by itself. Without: it is never sure that you keep step 20, and from the moment step 10 is removed you may be left with nothing.
+With the syncs: step 10, then either, then step 20 for certain, as in the last row of the matrix. Either is possible from when `latest` is replaced until the root is synced, since the system may or may not have written that name on its own. Without: you can never be sure to keep step 20, and once step 10 is removed you may be left with nothing.
 
 ### Prove it
 
-The line below is a promise, tested on your `commit.py`: three of your five builds are in it; the two for the toy disk have done their work.
+The line below is a promise, tested on your `commit.py`: three of your five builds are in it; the two for the toy disk have done their job.
 """
 
 # %%
@@ -504,7 +504,7 @@ card("no sync before the name", mine=...)
 
 # %% [markdown]
 """
-Your `Saver` of lesson 07 takes any function as its commit. Give it yours, and you have a checkpointer: it stops training for one copy, loses no error, and survives a crash.
+Your `Saver` from lesson 07 takes any function as its commit. Give it yours, and you have a checkpointer: it stops training for one copy, loses no error, and survives a crash.
 """
 
 # %%
@@ -522,7 +522,7 @@ print("to load:", latest_in(root).name)
 
 The library's benchmark attacks other savers in the same two ways, at many moments ([survival.md](../materials/results/survival.md)).
 
-**Predict.** `torch.save` writes over the last checkpoint, as many scripts do, and the power fails at some moment while it does.
+**Predict.** `torch.save` overwrites the last checkpoint, as many scripts do, and the power fails at some moment while it does.
 """
 
 # %% tags=["prediction:survivors"]
@@ -540,7 +540,7 @@ reveal("survivors", rows[play.SAVERS[0]]["power cut"])
 
 # %% [markdown] tags=["takeaway"]
 """
-A moment is one change that the save makes to a file or folder, so a tool that overwrites its last checkpoint spends nearly every moment in the middle of doing so. *Loads* means: what the tool itself takes for the last checkpoint is complete. *Ours* is the library's `AsyncCheckpointer`. The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. It takes no library to survive: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once somebody deletes it by hand, the older one loads.
+A moment is one change that the save makes to a file or folder, so a tool that overwrites its last checkpoint spends nearly every moment doing so. *Loads* means: what the tool itself takes for the last checkpoint is complete. *Ours* is the library's `AsyncCheckpointer`. The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. Survival takes no library: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once it is deleted by hand, the older one loads.
 """
 
 # %% [markdown] tags=["closing"]
@@ -549,15 +549,15 @@ A moment is one change that the save makes to a file or folder, so a tool that o
 
 - what a kill leaves, and what a power cut leaves;
 - which of the two each fsync and each rename guards against;
-- why a folder has an fsync of its own;
-- why the manifest is written last, and when `latest` is passed over;
+- why a folder has its own fsync;
+- why the manifest is written last, and when `latest` is ignored;
 - what a save may remove, and when.
 
 **The number to remember**: a durable replacement takes **4** actions in one order: write, sync, rename, sync the folder.
 
-**Yours to keep**: `lab/mine/commit.py`. In lesson 10 your `Saver` commits with it, beside the library's. The library's [commit.py](../npydata/checkpointer/commit.py) follows the same order; it also replaces a checkpoint that has the same name, cleans up after dead writers, and tells one run's checkpoints from another's.
+**Yours to keep**: `lab/mine/commit.py`. In lesson 10 your `Saver` commits with it, beside the library's. The library's [commit.py](../npydata/checkpointer/commit.py) follows the same order; it also replaces a checkpoint of the same name, cleans up after dead writers, and tells one run's checkpoints from another's.
 
-**The next pain.** You have all parts. Do they resume a killed run so that nobody can tell? That takes the random generators, the loader's place and the optimizer as well. Lesson 10 puts it all together, and kills it. Or test yourself first: [three bugs you haven't seen](../materials/clinic/README.md).
+**The next pain.** You have all the parts. Do they resume a killed run so that nobody can tell? That takes the random generators, the loader's position and the optimizer as well. Lesson 10 puts it all together, and kills it. Or test yourself first: [three bugs you haven't seen](../materials/clinic/README.md).
 
 [07 Save without stopping](07_async_checkpointer.ipynb) · **08** · next: [10 Train, crash, resume](10_train_crash_resume.ipynb), or first [09 Scale out](09_scale_out.ipynb) if you have several GPUs
 """
