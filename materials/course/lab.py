@@ -129,7 +129,7 @@ def check(answer: Any) -> Any:
         return answer
     before = accepted(number).get(name, "")
     earlier_one = "The one you wrote before, which was right, runs from here on."
-    print(earlier_one if before else "The solution stands in until yours is right.")
+    print(earlier_one if before else "The solution is used until yours is right.")
     return exercise.solution.define(before, vars(import_module(answer.__module__)))
 
 
@@ -190,7 +190,7 @@ def write(name: str, number: str = "") -> Path:
     text, missing = "\n\n".join(parts), [built for built in builds if built not in own]
     said = f"{len(builds) - len(missing)} of {len(builds)} builds are yours"
     if missing and not number:
-        said += f"; the solution stands in for {', '.join(missing)}"
+        said += f"; the solution is used for {', '.join(missing)}"
     print(f"{'lab/mine/' * is_live()}{name}: {len(text.splitlines())} lines, {said}.")
     return keep(name, text)
 

@@ -4,9 +4,9 @@
 
 [08 Survive the crash](08_survive_the_crash.ipynb) · **09** (optional) · next: [10 Train, crash, resume](10_train_crash_resume.ipynb)
 
-**Why you should care.** A model that has outgrown one GPU is trained by several processes at once. Then samples, weights and checkpoints have several owners, and three new mistakes are possible: two do the same work, somebody's work is missing, or one dies and the others wait for it all night.
+**Why you should care.** A model that has outgrown one GPU is trained by several processes at once. Then samples, weights and checkpoints have several owners, and three new mistakes are possible: two do the same work, some of the work is missing, or one dies and the others wait for it all night.
 
-**The idea in five lines.** All the rest makes these lines right for any number of processes:
+**The idea in five lines.** Everything else makes these lines work for any number of processes:
 
 ```python
 mine = order[begin + rank * size :][:size]       # one order for all; each takes its slice
@@ -19,25 +19,25 @@ temporary.rename(folder)                         # by one of them, once all note
 **Three questions** on earlier lessons:
 
 1. Why does a resume count *samples*, and not batches?
-2. What may a reader of a safetensors file leave out?
+2. What may a reader of a safetensors file skip?
 3. Why is a checkpoint written under a temporary name first?
 
 <details><summary>Answers</summary>
 
-1. The next run may cut them into batches of another size.
+1. The next run may use another batch size.
 2. Everything but the rows it wants. The header says where each tensor begins.
 3. A name that says "complete" must never be seen on half a checkpoint.
 
 </details>
 
-**You need** lessons 02 and 06; lesson 10 doesn't depend on this one. No GPU: the processes are small, and run here. Terms: [glossary](../materials/course/glossary.md).
+**You need** lessons 02 and 06; lesson 10 doesn't depend on this one. No GPU: the processes are small, and run right here. Terms: [glossary](../materials/course/glossary.md).
 
-**About 30 to 40 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 30 to 40 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
-| 1 | who writes what; three ranks read what two have written | 15 |
-| 2 | all or nothing, though one of them may be killed | 15 |
+| 1 | who writes what; three ranks read what two wrote | 15 |
+| 2 | all or nothing, even if one is killed | 15 |
 """
 
 # %%
@@ -66,9 +66,9 @@ import npydata
 """
 ## Sitting 1 · Several processes · core
 
-You don't start the processes yourself. `torchrun --nproc-per-node 3 train.py` starts the script three times. Environment variables tell each which one it is (its *rank*, as in lesson 02), how many there are, and an address. At this address they find each other: the **rendezvous**.
+You don't start the processes yourself. `torchrun --nproc-per-node 3 train.py` starts the script three times. Environment variables tell each one which it is (its *rank*, as in lesson 02), how many there are, and an address. There they find each other: the **rendezvous**.
 
-Then they can call *collectives*. A **collective** is a call that every rank makes, and that returns to none of them before all have made it. `all_reduce` is one: it adds up a tensor over all ranks, as training does with gradients. `play.start` does here what `torchrun` does:
+Then they can call *collectives*. A **collective** is a call that every rank makes, and that returns for none of them until all have made it. `all_reduce` is one: it sums a tensor over all ranks, as training does with gradients. Here `play.start` does what `torchrun` does:
 """
 
 
@@ -84,11 +84,11 @@ for end in play.start(3, hello):
 
 # %% [markdown]
 """
-Who gets which *sample* is settled since lesson 02: one order for all, and each rank takes its slice of every step. Two common mistakes there give no error, and the run trains on. If every rank shuffles with the same seed and takes no slice, the second one does nothing new. If each has a seed of its own, each takes half of *all* samples: each sample is missed by both with a chance of one in four.
+Lesson 02 settled who gets which *sample*: one order for all, and each rank takes its slice of every step. Two common mistakes there raise no error, and the run trains on. If every rank shuffles with the same seed and takes no slice, the second one does nothing new. If each of two has its own seed, each takes half of *all* samples: both miss a given sample with a chance of one in four.
 
 ## Who writes what · core
 
-Now the model. In the simplest case each rank has all of it, and they add up their gradients: *DDP*. A model too large for that is spread. With *FSDP2* each rank keeps some rows of every weight; before a layer computes, its rows are gathered from all ranks, and afterwards they are dropped again. Such a part of a tensor is a **shard**. Here it is `(name, first_row, rows)`:
+Now the model. In the simplest case each rank has all of it, and they sum their gradients: *DDP*. A model too large for that is sharded. With *FSDP2* each rank keeps some rows of every weight; before a layer computes, its rows are gathered from all ranks, and afterwards they are freed. Such a part of a tensor is a **shard**. Here it is `(name, first_row, rows)`:
 """
 
 # %% tags=["term:shard"]
@@ -98,9 +98,9 @@ for rank, shards in enumerate(every):
 
 # %% [markdown]
 """
-Each has half of `up`. `mean`, `scale` and `table` are on both: FSDP2 doesn't spread them. A checkpoint should have everything once, and no rank should send weights to another for the sake of a save.
+Each has half of `up`. `mean`, `scale` and `table` are on both: FSDP2 doesn't shard them. A checkpoint should hold everything once, and no rank should send weights to another just for a save.
 
-`share_out` is given. A shard that only one rank has, that rank writes. The others are on all ranks, and are dealt out: each to the rank that has the fewest rows to write so far.
+`share_out` is given. A shard that only one rank has is written by that rank. The others are on all ranks, and are dealt out: each to the rank with the fewest rows to write so far.
 """
 
 
@@ -125,12 +125,12 @@ That is 13 rows and 16. With DDP all ranks have everything: if rank 0 wrote it a
 
 ## Another number of ranks reads it · core
 
-Each rank writes its shards into a file of its own. Now *three* ranks want to go on. Of the 10 rows of `up`, they hold 0 to 4, 4 to 8 and 8 to 10 (the end is not included, as in a slice). The files have 0 to 5 and 5 to 10. So the middle rank reads both of them.
+Each rank writes its shards into its own file. Now *three* ranks want to resume. Of the 10 rows of `up`, they hold 0 to 4, 4 to 8 and 8 to 10 (the end is not included, as in a slice). The files have 0 to 5 and 5 to 10. So the middle rank reads both.
 
-**Write `overlap`.** `wanted` and `held` are ranges of rows: those that a rank wants, and those that a file has. Return None if they have nothing in common, else two slices:
+**Write `overlap`.** `wanted` and `held` are ranges of rows: those a rank wants, and those a file holds. Return None if they have nothing in common, else two slices:
 
 - where the common rows go, counted from the first *wanted* one;
-- where they lie, counted from the first one in the *file*.
+- where they are, counted from the first one in the *file*.
 
 With `wanted = range(4, 8)` and `held = range(5, 10)` these are rows 5, 6 and 7: `slice(1, 4)` of the wanted ones, `slice(0, 3)` of the file's.
 """
@@ -139,7 +139,7 @@ With `wanted = range(4, 8)` and `held = range(5, 10)` these are rows 5, 6 and 7:
 """
 <details><summary>Hint</summary>
 
-The first common row is the later of two beginnings, and the end is the earlier of two ends.
+The first common row is the later of the two starts, and the end is the earlier of the two ends.
 
 </details>
 """
@@ -168,7 +168,7 @@ The library does the same in every dimension, and with steps.
 """
 No rank reads more than its own part, and no process ever holds the whole model.
 
-Now in earnest. `save` and `load` are given, and call what you wrote. A shard's name in a file is `name@first_row`.
+Now for real. `save` and `load` are given, and call what you wrote. A shard's name in a file is `name@first_row`.
 """
 
 
@@ -209,17 +209,17 @@ play.load_on(3, load, saved)
 
 # %% [markdown]
 """
-Three ranks have what two had saved, to the last bit. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. One thing is still missing: what happens if one of them dies?
+Three ranks have what two saved, to the last bit. **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. One thing is still missing: what happens if one of them dies?
 
 ## Sitting 2 · All or nothing, on every rank · core
 
-One process that dies in a save leaves the old checkpoint: that was lesson 08. Now there are many, and each writes a part. If one part is missing, the whole is worthless.
+One process that dies during a save leaves the old checkpoint: that was lesson 08. Now there are many, and each writes a part. If one part is missing, the whole is worthless.
 
-The obvious way is a collective. All write, then comes a *barrier*: a collective that does nothing but wait until all are there. Then rank 0 renames. But a rank that was killed never comes to the barrier, and the others stand there until `torch.distributed` loses its patience: by default after half an hour.
+The obvious way is a collective. All write, then comes a *barrier*: a collective that only waits until all have reached it. Then rank 0 renames. But a killed rank never reaches the barrier, and the others wait there until `torch.distributed` gives up: by default after half an hour.
 
-It gets worse. Files are written by a background thread, and training calls collectives of its own. If one rank is in the barrier first and another in `all_reduce`, nothing moves again.
+It gets worse. Files are written by a background thread, and training calls its own collectives. If one rank enters the barrier first and another `all_reduce`, nothing moves again.
 
-So the ranks leave each other notes instead, in the small store that the rendezvous has set up: *I have written this*, or *I give up, because ...*. Nobody meets anybody, and each wait has an end.
+So the ranks leave each other notes instead, in the small store that the rendezvous set up: *I have written this*, or *I give up, because ...*. Nobody has to meet, and each wait has an end.
 """
 
 
@@ -249,16 +249,16 @@ class Notes:
 """
 **Write `gather`**, which rank 0 calls: wait for the notes of ranks 0 to `ranks - 1`, and return them as a list.
 
-- `notes.read(rank)` returns a note, or None as long as there is none. Look at all ranks, and if you have to wait, call `notes.sleep()` and look again.
-- A note with the key `"error"` says that its rank has given up. Then raise a `RuntimeError` with the rank's number in its text, at once, whoever else is missing.
-- If somebody is still missing when `notes.seconds` has reached `patience`, raise a `RuntimeError` with the numbers of all who are missing.
+- `notes.read(rank)` returns a note, or None while there is none. Check all ranks, and if you have to wait, call `notes.sleep()` and check again.
+- A note with the key `"error"` means that its rank has given up. Then raise a `RuntimeError` with the rank's number in its text, at once, whichever others are missing.
+- If any are still missing when `notes.seconds` has reached `patience`, raise a `RuntimeError` with the numbers of all that are missing.
 """
 
 # %% [markdown] tags=["hint:gather"]
 """
 <details><summary>Hint</summary>
 
-`while True:` and in each round four things, in this order: read all notes, look for errors, return if none is missing, see whether your patience is at its end.
+`while True:` and in each round four things, in this order: read all notes, look for errors, return if none is missing, check whether your patience is up.
 
 </details>
 """
@@ -285,12 +285,12 @@ def gather(notes, ranks, patience):
 
 # %% [markdown] tags=["solution:gather"]
 """
-The library waits ten minutes if you don't say. A disk may be slow, and that is no reason to lose a save.
+The library waits ten minutes by default. A disk may be slow, and that is no reason to lose a save.
 """
 
 # %% [markdown]
 """
-`commit_all` is the line between *nothing* and *all*. Rank 0 calls it. A note's `"files"` are the files that its rank wrote into `temporary`, and their sizes. The look at the files finds a common mistake with two machines: a folder of the same name on each, and not one that they share.
+`commit_all` is the line between *nothing* and *all*. Rank 0 calls it. A note's `"files"` are the files that its rank wrote into `temporary`, and their sizes. Checking the files catches a common mistake with two machines: each has a folder of that name, and they don't share one.
 """
 
 
@@ -307,7 +307,7 @@ def commit_all(temporary, folder, notes, ranks, patience):
 
 # %% [markdown]
 """
-Two ranks save step 1. In the save of step 2, rank 1 is killed by `kill -9` after it has written its file, and before it says so. Your patience is 2 seconds.
+Two ranks save step 1. In the save of step 2, rank 1 is killed by `kill -9` after it has written its file, but before it says so. Your patience is 2 seconds.
 """
 
 
@@ -345,7 +345,7 @@ reveal("the other", play.killed_in_a_save(save, patience=2.0))
 | another rank, after its note | no error: its part is on the disk | the new one |
 | rank 0, before the rename | it is dead | the old one |
 
-And the others, in the last row? They need a note from rank 0 as well: *done*, or *not done*. In the library they wait for it.
+And the others, in the last row? They need a note from rank 0 as well: *done*, or *not done*. In the library, they wait for it.
 
 ## Prove it · core
 
@@ -366,7 +366,7 @@ card("no patience", mine=...)
 
 # %% [markdown] tags=["closing"]
 """
-**With the library** it is two calls in the training loop that you know, and behind them are the parts that you wrote: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
+**With the library**, it is two calls in the training loop you know, and behind them are the parts you wrote: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
 
 ```python
 state = npydata.load_distributed(newest, model, optimizer)
@@ -374,23 +374,23 @@ state = npydata.load_distributed(newest, model, optimizer)
 checkpointer.save_distributed(folder, model.state_dict(), optimizer.state_dict(), state)
 ```
 
-On many machines nothing in your script changes. The same line is started on each of them, here on 16 with 8 GPUs each. The checkpoints need a file system that all of them share.
+On many machines nothing in your script changes. Run the same command on each of them, here on 16 with 8 GPUs each. The checkpoints need a file system that they all share.
 
 ```
 torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id my_run \
          --rdzv-endpoint first-machine:29500 train.py --out /shared/run
 ```
 
-`make run-distributed` runs [train_fsdp.py](../examples/train_fsdp.py): two ranks here, then one that goes on, and at the end one file of all shards.
+`make run-distributed` runs [train_fsdp.py](../examples/train_fsdp.py): two ranks here, then one that resumes, and finally one file of all shards.
 
 **You can now explain**
 
-- why ranks with seeds of their own miss a quarter of the samples;
-- who writes a shard, and who a tensor that all ranks have;
-- how three ranks read what two have written, without anybody reading all of it;
+- why two ranks with their own seeds miss a quarter of the samples;
+- who writes a shard, and who writes a tensor that all ranks have;
+- how three ranks read what two wrote, without any one reading all of it;
 - why a save across ranks must not wait in a collective, and what the survivors of a crash see.
 
-**The number to remember: 1.** Each sample has one owner in an epoch, each shard one writer, each save one rank that commits it.
+**The number to remember: 1.** Each sample has one owner per epoch, each shard one writer, each save one rank that commits it.
 
 **Yours to keep**: `lab/mine/ranks.py`.
 

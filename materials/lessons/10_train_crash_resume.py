@@ -4,9 +4,9 @@
 
 [08 Survive the crash](08_survive_the_crash.ipynb) · [09 Scale out](09_scale_out.ipynb) (optional) · **10** · [11 Documents and mixtures](11_documents_and_mixtures.ipynb) (optional)
 
-**Why you should care.** A run of days is killed sooner or later. Most scripts then go on *nearly* as if nothing had happened: with other data, other random numbers, and losses that you can't compare with anything. Here you find out what a resume forgot, and fix it until a run that was killed twice ends with exactly the same bits as one that was left alone.
+**Why you should care.** A run of days is killed sooner or later. Most scripts then go on *nearly* as if nothing had happened: with different data, different random numbers, and losses that you can't compare with anything. Here you find out what a resume forgot, and fix it until a run that was killed twice ends with exactly the same bits as one that was left alone.
 
-**The idea in five lines.** Starting and going on are the same command:
+**The idea in five lines.** Starting and resuming are the same command:
 
 ```python
 first, name = resume_from(out, model, optimizer, loader)            # step 0 at the first start
@@ -24,19 +24,19 @@ for step, batch in ...:                                             # from there
 
 <details><summary>Answers</summary>
 
-1. So that it can be had again: by another worker, in another order, in another process.
-2. Those that were delivered. Some batches that were made are still in the buffer, and the model never saw them.
+1. So that it can be made again: by another worker, in another order, in another process.
+2. Those that were delivered. Some batches are made but still in the buffer, and the model never saw them.
 3. Some of the files, under a temporary name that no reader takes for a checkpoint.
 
 </details>
 
 **You need** lessons 00, 02, 03 and 08; what you built there is used here. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 50 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution stands in, so every cell runs.
+**About 40 to 50 min**, estimated, in two sittings. Write where you see `...`; each piece is checked as soon as you run its cell. Until yours is right, the solution is used, so every cell runs.
 
 | sitting | what you do | minutes |
 |---|---|---|
-| 1 | find what a resume forgets, and write one that forgets nothing | 25 |
+| 1 | find what a resume forgets; write one that forgets nothing | 25 |
 | 2 | listen to signals; your package trains, is killed twice, and resumes twice | 25 |
 """
 
@@ -70,15 +70,15 @@ from npydata import TrainingState
 """
 ## Sitting 1 · Break it: one more line in the model · core
 
-Your script of lesson 00 was killed with `kill -9` and came back with the same losses. Now its model gets one more line, one that most models have:
+Your script from lesson 00 was killed with `kill -9` and came back with the same losses. Now its model gets one more line, one that most models have:
 
 ```python
 model.mlp.insert(2, torch.nn.Dropout(0.1))
 ```
 
-**Dropout** sets a tenth of the numbers that flow through the model to 0, drawn at random anew at each step.
+**Dropout** sets a tenth of the numbers that flow through the model to 0, chosen at random at each step.
 
-The script runs twice, 60 steps each: once undisturbed, and once it dies after step 35. It saves every ten steps, so it goes on from step 30.
+The script runs twice, 60 steps each: once undisturbed, and once killed after step 35. It saves every ten steps, so it resumes from step 30.
 """
 
 # %% tags=["prediction:differ"]
@@ -96,29 +96,29 @@ reveal("differ", play.compare(*runs))
 
 # %% [markdown] tags=["takeaway"]
 """
-Above, both curves look alike, and nobody would raise an alarm. Below is the difference: from the first step after the resume on, it is a different run. If you compare two models, or hunt a bug that appears at step 50,000, that run is worth nothing.
+Above, both curves look alike, and nobody would notice. Below is the difference: from the first step after the resume, it is a different run. If you compare two models, or hunt a bug that appears at step 50,000, that run is worthless.
 
-That number is the counter of this lesson. At the end it has to be 0.
+That number is this lesson's counter. At the end it has to be 0.
 
 ## A detective · core
 
-Something decides the next step, and the resume did not put it back. What is it? Instead of guessing, look at *one* step. Two runs do step 7: one goes straight on, the other was stopped after step 6 and resumed. Four things are noted, in the order in which they arise:
+Something decides the next step, and the resume did not restore it. What is it? Instead of guessing, look at *one* step. Two runs do step 7: one goes straight on, the other was stopped after step 6 and resumed. Four things are noted, in the order in which they arise:
 
 | note | what it is |
 |---|---|
 | `weights` | a checksum of the weights before the step |
 | `batch` | a checksum of the batch |
 | `loss` | what the step computes from weights, batch and random numbers |
-| `after` | a checksum of the weights that the optimizer then made |
+| `after` | a checksum of the weights after the optimizer's step |
 
-**Write `missing_part`.** `whole` and `resumed` are dictionaries with these four keys, and at most one part was not put back. Return which: `"weights"`, `"loader"`, `"generators"` (of random numbers) or `"optimizer"`; and `"nothing"` where the notes agree.
+**Write `missing_part`.** `whole` and `resumed` are dictionaries with these four keys, and at most one part was not restored. Return which: `"weights"`, `"loader"`, `"generators"` (of random numbers) or `"optimizer"`; or `"nothing"` if the notes agree.
 """
 
 # %% [markdown] tags=["hint:missing_part"]
 """
 <details><summary>Hint</summary>
 
-Whatever comes after the first difference differs as well. Which part is used for the first time where the two runs part?
+Everything after the first difference differs as well. Which part is used for the first time where the two runs diverge?
 
 </details>
 """
@@ -144,7 +144,7 @@ A dictionary keeps its order, so the earliest difference is found first.
 
 # %% [markdown]
 """
-Now a run to look at: the model with its dropout, and batches from *your* dataset, *your* shuffle and *your* loader (or the solutions). `Batches` puts these together. It is all given; look at its `state_dict`, the two numbers that say where it stands.
+Now a run to examine: the model with its dropout, and batches from *your* dataset, *your* shuffle and *your* loader (or the solutions). `Batches` puts these together. It is all given; look at its `state_dict`, the two numbers that say where it is.
 """
 
 
@@ -194,7 +194,7 @@ def new_run(tokens):
 
 # %% [markdown]
 """
-`lab/mine/run.py`, which this notebook writes later, begins with three lines that say where your names come from:
+`lab/mine/run.py`, which this notebook writes later, begins with three lines that import what you built:
 """
 
 # %% tags=["shown", "file:run.py"]
@@ -204,7 +204,7 @@ from order import MyShuffle, epoch_seed
 
 # %% [markdown]
 """
-First a script that puts back its weights, and nothing else. (`weights`, `moments` and `state` are what was kept of the run that was stopped; the moments are the optimizer's.)
+First a script that restores its weights, and nothing else. (`weights`, `moments` and `state` are what was saved of the stopped run; the moments are the optimizer's.)
 """
 
 # %% tags=["prediction:weights only"]
@@ -228,7 +228,7 @@ reveal("weights only", "the batch")  # the first note above that says "other"
 
 # %% [markdown]
 """
-The batches began at the first one again. So their place is put back as well:
+The batches started from the first one again. So their position is restored as well:
 """
 
 
@@ -242,9 +242,9 @@ print("it lacks:", missing_part(*play.next_step(new_run, weights_and_place)))
 
 # %% [markdown]
 """
-The same weights, the same batch, and another loss: that is the dropout. Random numbers come from a *generator*, and in a new process all generators start from the beginning. There are several: dropout asks torch, on a GPU its own one, a shuffle may ask Python, an augmentation numpy. `npydata.capture_rng()` returns the states of all of them as plain values that JSON can hold, and `npydata.restore_rng(...)` puts them back.
+The same weights, the same batch, and a different loss: that is the dropout. Random numbers come from a *generator*, and in a new process all generators start from the beginning. There are several: dropout uses torch's, or on a GPU the GPU's, a shuffle may use Python's, an augmentation numpy's. `npydata.capture_rng()` returns the states of all of them as plain values that JSON can hold, and `npydata.restore_rng(...)` restores them.
 
-Now three parts are put back: weights, loader, generators.
+Now three parts are restored: weights, loader, generators.
 """
 
 # %% tags=["prediction:three parts"]
@@ -270,18 +270,18 @@ reveal("three parts", "yes, but not the weights after it" if missing == "optimiz
 
 # %% [markdown] tags=["takeaway"]
 """
-This is the treacherous one. AdamW keeps running averages for each weight, its *moments*. A loss is computed before they are used. So a test that compares the first loss after a resume passes a script that forgot its optimizer.
+This one is treacherous. AdamW keeps running averages for each weight, its *moments*. The loss is computed before they are used. So a test that compares the first loss after a resume passes a script that forgot its optimizer.
 
 | forgotten | it shows in | on the curve you would see |
 |---|---|---|
 | weights | the first loss, hugely | a jump |
-| the loader's place | the first loss | nothing: another batch, much the same loss |
+| the loader's place | the first loss | nothing: a different batch, a similar loss |
 | generators | the first loss | nothing |
 | optimizer | the second loss | nothing, or a small bump |
 
 ## Put it all back · core
 
-Weights and moments are tensors, and a checkpointer takes them as they are. The rest goes into a `TrainingState`, all of it at one moment, between two steps:
+Weights and moments are tensors, and a checkpointer takes them as they are. The rest goes into a `TrainingState`, all captured at one moment, between two steps:
 """
 
 
@@ -293,14 +293,14 @@ def training_state(step, loader):
 
 # %% [markdown]
 """
-**Write `restore`**, which gives it all back. Model, optimizer and loader have `load_state_dict(...)`; the generators have `npydata.restore_rng(state.rng)`. A checkpoint that another program made may have nothing but weights: then `moments`, `state.loader` or `state.rng` is None, and that part stays as it is.
+**Write `restore`**, which puts it all back. Model, optimizer and loader have `load_state_dict(...)`; the generators have `npydata.restore_rng(state.rng)`. A checkpoint from another program may hold nothing but weights: then `moments`, `state.loader` or `state.rng` is None, and that part stays as it is.
 """
 
 # %% [markdown] tags=["hint:restore"]
 """
 <details><summary>Hint</summary>
 
-Which of these calls may draw random numbers while it loads? Which one must therefore come last?
+Which of these calls may draw random numbers while loading? Which one must therefore come last?
 
 </details>
 """
@@ -328,7 +328,7 @@ The generators come last: nothing may draw between them and the next step.
 
 # %% [markdown]
 """
-Call the detective. A run is stopped after step 6, everything is made anew, and *your* `restore` puts it back:
+Call the detective. A run is stopped after step 6, everything is created anew, and *your* `restore` puts it back:
 """
 
 # %%
@@ -338,7 +338,7 @@ print("your restore lacks:", missing_part(*play.next_step(new_run, restore)))
 """
 Four notes, all the same: nothing was forgotten.
 
-Something has to decide *what* to load. This is given, and is called at every start, also at the very first:
+Something has to decide *what* to load. This is given, and is called at every start, even the very first:
 """
 
 
@@ -355,15 +355,15 @@ def resume_from(out, model, optimizer, loader):
 
 # %% [markdown]
 """
-Nobody has to think at four in the morning: the same command starts a run and resumes it.
+Nobody has to think at four in the morning: the same command starts and resumes a run.
 
 **This is a good place to stop.** When you come back, run the cells from the top; what you wrote is checked again and runs. What is left is the real thing: processes, and `kill -9`.
 
 ## Sitting 2 · Asked to end · core
 
-A cluster that wants its machine back sends the signal SIGTERM, and half a minute later it kills. A person may send SIGUSR1: save now, and go on. Half a minute is enough for a last checkpoint, if somebody listens.
+A cluster that wants its machine back sends the signal SIGTERM, and half a minute later it kills. You may send SIGUSR1: save now, and go on. Half a minute is enough for a last checkpoint, if your script listens.
 
-A *handler* is a function that is called when a signal comes, between two instructions, wherever that is: in the middle of a step, with half of the weights updated. What it saved there would be torn. So it only sets flags, and the training loop looks at them after each step:
+A *handler* is a function that is called when a signal arrives, between two instructions, wherever that is: in the middle of a step, with half of the weights updated. Anything saved there would be torn. So it only sets flags, and the training loop checks them after each step:
 """
 
 
@@ -387,8 +387,8 @@ class Asked:
 **Write `keep_training`**, the loop. `first` steps are done, and `last` is the number of the last one. `do_step(step, batch)` trains on a batch, `save(step)` saves. `batches` is your `Batches`: a `for` over it has no end.
 
 - Do the steps `first + 1` to `last`, each on the next batch.
-- Save after each step whose number is a multiple of `every`, after a step in which a signal asked for it, and after the very last step. Save a step once, however many reasons there are.
-- Once it has seen a request to save, the loop sets `asked.save` back to False. A signal may come *while* it saves; its request must not get lost.
+- Save after each step whose number is a multiple of `every`, after a step in which a signal asked for it, and after the very last step. Save a step only once, however many reasons there are.
+- Once it has seen a request to save, the loop sets `asked.save` back to False. A signal may arrive *while* it saves; that request must not get lost.
 - A step after which `asked.end` is True is the last one, whatever its number.
 """
 
@@ -420,14 +420,14 @@ def keep_training(first, last, batches, do_step, save, asked, every):
 
 # %% [markdown] tags=["solution:keep_training"]
 """
-The flags are read at one place. With the range first, `zip` takes no batch that nobody trains on.
+The flags are read in one place. With the range first, `zip` takes no batch that isn't trained on.
 """
 
 # %% [markdown]
 """
 ## Your own package · core
 
-The rest of the script is given. `AsyncCheckpointer` is the library's; what you built in lessons 07 and 08 is how it works inside. Read `train` once: everything you wrote today is called there.
+The rest of the script is given. `AsyncCheckpointer` is the library's; inside, it works like what you built in lessons 07 and 08. Read `train` once: everything you wrote today is called there.
 """
 
 
@@ -473,7 +473,7 @@ play.write_package()
 """
 ## Kill it twice · core
 
-Both runs do 100 steps and save every 20. One is left alone. The other gets `kill -9`, which no program can catch, when it has printed step 45. Each start is a process of its own, so the next cell takes up to half a minute.
+Both runs do 100 steps and save every 20. One is left alone. The other gets `kill -9`, which no program can catch, once it has printed step 45. Each start is its own process, so the next cell takes up to half a minute.
 """
 
 # %% tags=["prediction:goes on"]
@@ -489,7 +489,7 @@ reveal("goes on", str(killed.newest()))
 """
 It is 40, unless the disk was so busy that step 40 was still on its way: a save counts when it is complete.
 
-Started again, it dies in the middle of its second save, that of step 80, right after the optimizer's file has reached the disk. Model and optimizer are written, and nothing says yet that they belong together: the next save will clear them away.
+Started again, it dies in the middle of its second save, at step 80, right after the optimizer's file has reached the disk. Model and optimizer are written, but nothing yet says that they belong together: the next save will clear them away.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -498,7 +498,7 @@ print("it would go on from step", killed.newest())
 
 # %% [markdown]
 """
-The last save that is complete counts. Started a third time, the run gets SIGTERM when it has printed step 85. 85 isn't a multiple of 20.
+The last save that is complete counts. Started a third time, the run gets SIGTERM once it has printed step 85. 85 isn't a multiple of 20.
 """
 
 # %% tags=["prediction:again"]
@@ -512,7 +512,7 @@ reveal("again", killed.lives[-1][-1][0] - killed.newest())
 """
 The flags were set, and your loop saved what it had. The fourth start runs to the end.
 
-Two runs are **bit-identical** if every number in them is the same to its last bit: not close, equal. `==` decides, without a tolerance. Some steps were done twice, once by each of two processes. All of them have to agree.
+Two runs are **bit-identical** if every number in them is the same to its last bit: not close, equal. `==` decides, without a tolerance. Some steps were done twice, by two different processes. All of them have to agree.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -521,7 +521,7 @@ differ = play.compare(*whole.lives, *killed.lives)
 
 # %% [markdown] tags=["takeaway"]
 """
-The coloured lines lie on the grey one, and where two of them overlap, steps were done twice. The flat line below is a difference of exactly 0. And to the last byte:
+The coloured lines lie on the grey one, and where two of them overlap, steps were done twice. The flat line below is a difference of exactly 0. And the files, to the last byte:
 """
 
 # %%
@@ -530,7 +530,7 @@ print("every byte of the last checkpoint is the same:", killed.files() == whole.
 
 # %% [markdown]
 """
-That is the counter of this lesson: it was 30.
+That is this lesson's counter: it was 30.
 
 ## Prove it · core
 
@@ -550,7 +550,7 @@ card("the moments stay behind", mine=...)
 
 # %% [markdown]
 """
-Finally the bar of lesson 00, three times: the naive script, your parts, and the library's in their place. This trains three times 30 steps, a few seconds.
+Finally the bar from lesson 00, three times: the naive script, your parts, and the library's in their place. This trains 30 steps three times, a few seconds.
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -558,26 +558,26 @@ play.draw_last_bar(Batches, MyWindows)
 
 # %% [markdown] tags=["takeaway"]
 """
-What is left is compute. And the bars are not worth the same: the naive script leaves files that may not be on the disk yet, and from which nothing can go on bit for bit.
+What is left is compute. And the bars are not equal in worth: the naive script leaves files that may not be on the disk yet, and from which no run can resume bit for bit.
 
-**How often should you save?** A short interval between saves pays for many stalls, a long one for much lost work. With all times in seconds, the least is lost with a save every `sqrt(2 * stall * between_crashes) / step` steps (Young, 1974). With a crash every 8 hours, steps of half a second and a stall of 18 s, as `torch.save` and fsync have with a model of 20 GB, that is every 2,036 steps. With a tenth of that stall it is 3.2 times as often, and a third as much time is lost.
+**How often should you save?** A short interval between saves costs many stalls, a long one much lost work. With all times in seconds, the least is lost with a save every `sqrt(2 * stall * between_crashes) / step` steps (Young, 1974). With a crash every 8 hours, steps of half a second and a stall of 18 s, as with `torch.save` and fsync for a model of 20 GB, that is every 2,036 steps. With a tenth of that stall it is 3.2 times as often, and a third as much time is lost.
 """
 
 # %% [markdown] tags=["closing"]
 """
 **You can now explain**
 
-- which parts decide the next step, and which of them can be missing without a trace in the curve;
+- which parts decide the next step, and which can be missing without a trace in the curve;
 - why the optimizer's absence shows one step later than the others;
-- why the generators are put back last;
+- why the generators are restored last;
 - what a signal handler may do, and what it must leave to the loop;
 - why "the same" is checked with `==`, and where that holds: on the same machine, with the same software and number of threads.
 
 **The number to remember: 4.** Weights, optimizer, generators, the loader's place. Leave one out, and the run continues as a different run.
 
-**Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with a command line, and refuses a checkpoint that was made with other settings. Copy it, put your model in the place of `GPT`, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
+**Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with a command line, and refuses a checkpoint that was made with other settings. Copy it, replace `GPT` with your model, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
 
-**Where to go from here.** [The clinic](../materials/clinic/README.md) has three bugs that you haven't seen. If you have several GPUs, [09 Scale out](09_scale_out.ipynb) is next. If your data has documents, or several sources, it is [11 Documents and mixtures](11_documents_and_mixtures.ipynb).
+**Where to go from here.** [The clinic](../materials/clinic/README.md) has three bugs that you haven't seen. If you have several GPUs, [09 Scale out](09_scale_out.ipynb) is next. If your data has documents, or several sources, see [11 Documents and mixtures](11_documents_and_mixtures.ipynb).
 
 [08 Survive the crash](08_survive_the_crash.ipynb) · [09 Scale out](09_scale_out.ipynb) (optional) · **10** · [11 Documents and mixtures](11_documents_and_mixtures.ipynb) (optional) · [the map in 00](00_start_here.ipynb)
 """

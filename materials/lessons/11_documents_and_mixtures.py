@@ -4,9 +4,9 @@
 
 [10 Train, crash, resume](10_train_crash_resume.ipynb) · **11** (optional) · [the map in 00](00_start_here.ipynb)
 
-**Why you should care.** A window cut out of a token file often holds the end of one document and the beginning of another. The model reads both as one text, and learns what nobody wrote. And where data comes from several sources by weight, usually a die chooses the source of each sample, and a resumed run can't throw it the same way again. In this lesson you keep documents apart, and compute what others draw.
+**Why you should care.** A window cut out of a token file often holds the end of one document and the beginning of another. The model reads both as one text, and learns what nobody wrote. And where data comes from several sources by weight, usually a die picks each sample's source, and a resumed run can't repeat the rolls. In this lesson you keep documents apart, and compute what others draw.
 
-**The idea in five lines.** All the rest makes these lines exact:
+**The idea in five lines.** Everything else makes these lines exact:
 
 ```python
 mask = same_document & not_later               # no document sees another
@@ -18,21 +18,21 @@ source = the_one_whose_count_goes_up(sample)   # shares that hold at every sampl
 
 **Three questions** on earlier lessons:
 
-1. What does a window of lesson 00 know about documents?
-2. How does a shuffle of lesson 02 know where it stands?
+1. What does a window from lesson 00 know about documents?
+2. How does a shuffle from lesson 02 know where it is?
 3. What does a resume need to know?
 
 <details><summary>Answers</summary>
 
-1. Nothing. It holds the tokens that stand there. (Lesson 01's windows keep to their row; here most documents are shorter than a window.)
+1. Nothing. It holds whatever tokens are there. (Lesson 01's windows stay within their row; here most documents are shorter than a window.)
 2. It doesn't. Each position is computed from its number alone.
-3. One number: how many samples were given.
+3. One number: how many samples were delivered.
 
 </details>
 
-**You need** lessons 00 and 02, and you have seen attention in a transformer. This lesson is **optional**: no other depends on it. No GPU. Terms: [glossary](../materials/course/glossary.md).
+**You need** lessons 00 and 02, and should have seen attention in a transformer. This lesson is **optional**: no other depends on it. No GPU. Terms: [glossary](../materials/course/glossary.md).
 
-**About 40 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution stands in and every cell runs.
+**About 40 to 55 minutes**, estimated, in two sittings; 15 to read. You write five short functions. Each is checked as soon as you run its cell; until yours is right, the solution is used, so every cell runs.
 """
 
 # %%
@@ -58,9 +58,9 @@ from npydata.dataset.windows import stream_key  # one key out of several numbers
 """
 ## Sitting 1 · Break it: what your windows hold · core
 
-Our file has 400 short documents, of 4 to 64 tokens, 27 on average, one after the other. Each ends with a token that is used for nothing else: the *end-of-text token*, here 0. Your `Windows` of lesson 00 cuts the file wherever 64 tokens are full, and knows nothing of it.
+Our file has 400 short documents, of 4 to 64 tokens, 27 on average, one after another. Each ends with a token that is used for nothing else: the *end-of-text token*, here 0. Your `Windows` from lesson 00 cuts the file every 64 tokens, and knows nothing of it.
 
-**Predict.** In such a window, a token sees all that come before it.
+**Predict.** In such a window, a token sees all those before it.
 """
 
 # %% tags=["prediction:seeing"]
@@ -77,7 +77,7 @@ reveal("seeing", play.score_windows(Windows))
 
 # %% [markdown]
 """
-Every place in the windows is used, but most tokens see text that misleads them. And a document that is cut goes on in the next window, where no token can see how it began.
+Every place in the windows is used, but most tokens see text that misleads them. And a document that is cut continues in the next window, where no token can see how it began.
 
 ## The leak · core
 
@@ -102,9 +102,9 @@ reveal("loss", play.measure_leak(row))
 
 # %% [markdown] tags=["term:block-diagonal mask"]
 """
-More context, and a worse guess: of the 45 to 64 tokens that the third document looks at, 44 are about something else.
+More context, and a worse guess: of the 45 to 64 tokens that the third document sees, 44 are about something else.
 
-The remedy is a mask. A **block-diagonal mask** lets each position see itself and those that come before it in its own document. For a row of two documents, of 3 and 2 tokens, it looks like this; line `q` has a 1 for each position that position `q` sees:
+The cure is a mask. A **block-diagonal mask** lets each position see itself and those before it in its own document. For a row of two documents, of 3 and 2 tokens, it looks like this; line `q` has a 1 for each position that position `q` sees:
 
 ```
 1 0 0 0 0
@@ -114,14 +114,14 @@ The remedy is a mask. A **block-diagonal mask** lets each position see itself an
 0 0 0 1 1
 ```
 
-**Write `document_mask`.** `document_ids`, of shape `(B, T)`, says for each position of `B` rows which document it belongs to: above, `[[0, 0, 0, 1, 1]]`. Return a boolean tensor of shape `(B, 1, T, T)`. The 1 stands for the attention heads, which share the mask.
+**Write `document_mask`.** `document_ids`, of shape `(B, T)`, says which document each position of `B` rows belongs to: above, `[[0, 0, 0, 1, 1]]`. Return a boolean tensor of shape `(B, 1, T, T)`. The 1 stands for the attention heads, which share the mask.
 """
 
 # %% [markdown] tags=["hint:document_mask"]
 """
 <details><summary>Hint</summary>
 
-Compare two views of the ids, one as a column and one as a row: `ids[:, None, :, None]` has the shape `(B, 1, T, 1)`. Which part of the result has to go? `tensor.tril()` keeps the lower triangle, with the diagonal.
+Compare two views of the ids, one as a column and one as a row: `ids[:, None, :, None]` has the shape `(B, 1, T, 1)`. Which part of the result must go? `tensor.tril()` keeps the lower triangle, including the diagonal.
 
 </details>
 """
@@ -138,7 +138,7 @@ def document_mask(document_ids):
 
 # %% [markdown] tags=["solution:document_mask"]
 """
-Documents needn't be numbered from 0. Equal is enough.
+The ids needn't start at 0: all that matters is which are equal.
 """
 
 # %%
@@ -165,16 +165,16 @@ reveal("exactly", play.who_is_as_alone(row, mask))
 
 # %% [markdown] tags=["term:position id"]
 """
-The neighbours are out of sight, but their lengths still show. A model knows the place of a token from its **position id**. Here the ids run from 0 to 63 through the whole row, so the third document believes that it begins at 44.
+The neighbours are out of sight, but their lengths still show. A model knows where a token is from its **position id**. Here the ids run from 0 to 63 through the whole row, so the third document appears to begin at 44.
 
-**Write `within_groups`.** `counts` is an array with the documents' lengths. Return the place of each token in its own document, one document after the other: `[3, 2]` gives `[0, 1, 2, 0, 1]`. A length may be 0, and there may be no documents at all: then the answer is an empty array.
+**Write `within_groups`.** `counts` is an array of the documents' lengths. Return each token's position in its own document, one document after another: `[3, 2]` gives `[0, 1, 2, 0, 1]`. A length may be 0, and there may be no documents at all: then the answer is an empty array.
 """
 
 # %% [markdown] tags=["hint:within_groups"]
 """
 <details><summary>Hint</summary>
 
-Number all tokens from 0. What has to be subtracted in each document? `np.cumsum(counts)` says where documents end, and `np.repeat(values, counts)` gives each token the value of its document.
+Number all tokens from 0. What must be subtracted in each document? `np.cumsum(counts)` says where documents end, and `np.repeat(values, counts)` gives each token the value of its document.
 
 </details>
 """
@@ -202,11 +202,11 @@ print("exactly as alone:", play.who_is_as_alone(row, mask, positions))
 """
 Not one loss differs, to nine digits.
 
-(The mask has 64 x 64 entries for a row, most of them False. The fast attention kernels take no mask; they take the places where documents begin, called `cu_seqlens`. Those can be read off the positions: wherever one is 0.)
+(The mask has 64 x 64 entries for a row, most of them False. The fast attention kernels take no mask; they take the places where documents begin, called `cu_seqlens`. You can read those off the positions: wherever one is 0.)
 
-One leak is left, in the *targets*. The token after the last one of a document is the first of the next. The model is asked to predict it, and can't know it.
+One leak is left, in the *targets*. After the last token of a document comes the first of the next. The model is asked to predict it, and can't know it.
 
-**Write `targets_in_row`.** `tokens` and `position_ids` are two tensors of the same length: all tokens of a row, and their places in their documents. Return the target of each token, which is the next token; for the last token of each document, and for the last of the row, it is `IGNORE_INDEX`, which the loss leaves out. Leave `tokens` as they are. (Go by the positions, not by the end-of-text token.)
+**Write `targets_in_row`.** `tokens` and `position_ids` are two tensors of the same length: all tokens of a row, and their positions in their documents. Return the target of each token, which is the next token; for the last token of each document, and for the last of the row, it is `IGNORE_INDEX`, which the loss skips. Leave `tokens` unchanged. (Go by the positions, not by the end-of-text token.)
 """
 
 # %% [markdown] tags=["hint:targets_in_row"]
@@ -231,7 +231,7 @@ def targets_in_row(tokens, position_ids):
 
 # %% [markdown] tags=["solution:targets_in_row"]
 """
-Every row begins with a position 0, so after `roll` the last token of the row is covered, too. (If a document goes on in another row, its next token is not in this one: the library reads it from the file.)
+Every row begins with a position 0, so after `roll` the last token of the row is covered, too. (If a document continues in another row, its next token is not in this one: the library reads it from the file.)
 """
 
 # %%
@@ -245,15 +245,15 @@ Mask, positions, targets: with these three, documents can share a row and know n
 
 ## Sitting 2 · Rows that are full · core
 
-Three documents that make exactly 64 tokens: that was luck. A row for each document would be safe, too, and more than half empty. **Packing** means to fill rows with several whole documents each. A simple way, hard to beat, is *best fit*. A row begins with the longest document left, since that is the hardest to place. Then it takes the longest that still fits, again and again, until none does.
+Three documents that make exactly 64 tokens: that was luck. A row for each document would be safe, too, but more than half empty. **Packing** means filling rows with several whole documents each. A simple way, hard to beat, is *best fit*. A row begins with the longest document left, since that is the hardest to place. Then it takes the longest that still fits, again and again, until none does.
 
-**Write `fit_slowly`.** `sizes` has the lengths of some documents, none larger than `room`. Return the rows: for each row the list of its documents' numbers, in the order in which it took them. With `room = 8`:
+**Write `fit_slowly`.** `sizes` holds the lengths of some documents, none larger than `room`. Return the rows: for each row the list of its documents' numbers, in the order in which it took them. With `room = 8`:
 
 ```python
 fit_slowly([3, 6, 2, 5], 8)       # [[1, 2], [3, 0]]: 6 and 2 fill a row, 5 and 3 another
 ```
 
-(*Slowly*, because each time it looks through all documents that are left. The library doesn't.)
+(*Slowly*, because it looks through all remaining documents each time. The library doesn't.)
 """
 
 # %% [markdown] tags=["hint:fit_slowly"]
@@ -283,12 +283,12 @@ def fit_slowly(sizes, room):
 
 # %% [markdown] tags=["solution:fit_slowly"]
 """
-Long documents go first, because short ones find a place everywhere.
+Long documents go first, because short ones fit anywhere.
 """
 
 # %% [markdown]
 """
-**Turn it.** On the left, windows cut the file; on the right it is packed by you. In JupyterLab, move how many documents are packed together. How much stays empty with 4 documents, and how much with 96?
+**Try it.** On the left, windows cut the file; on the right, your code packs it. In JupyterLab, change how many documents are packed together. How much stays empty with 4 documents, and how much with 96?
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -296,15 +296,15 @@ sliders(play.rows(fit_slowly), documents=(32, [4, 8, 16, 32, 48, 64, 96]))
 
 # %% [markdown] tags=["takeaway"]
 """
-Each stretch of one colour is a document, and white is empty. On the left, many a document is cut where a row ends. With 4 documents 14 % stays empty, with 96 about 5 %, and with all 400 hardly 1 %: the more there are to choose from, the better they fit.
+Each stretch of one colour is a document, and white is empty. On the left, many documents are cut where a row ends. With 4 documents 14 % stays empty, with 96 about 5 %, and with all 400 hardly 1 %: the more there are to choose from, the better they fit.
 
-A corpus has billions of documents. The library shuffles them, and packs them in blocks of 4,096. Where a row can't be filled, it may cut off the end of a document, and counts what is lost.
+A corpus has billions of documents. The library shuffles them, and packs them in blocks of 4,096. Where a row can't be filled, it may cut off the end of a document, and it counts what is lost.
 
 ## Sources by weight · core
 
 Training data has several sources: 70 % web, 20 % books, 10 % code. The usual way is a die: for each sample, a random number says where it comes from.
 
-**Predict.** 10,000 samples are drawn in that way. One source ends up furthest from its share.
+**Predict.** 10,000 samples are drawn that way. One source ends up furthest from its share.
 """
 
 # %% tags=["prediction:die"]
@@ -323,11 +323,11 @@ reveal("die", max(abs(drawn - [7000, 2000, 1000])))
 
 # %% [markdown]
 """
-That matters little for a large source, and much for a rare one. Worse, where the run stands is hidden in the generator.
+That matters little for a large source, but a lot for a rare one. Worse, the run's position is hidden in the generator.
 
-It can be computed. Say how many of the first `n` samples come from each source, for *every* `n`. Then sample `n` comes from the source whose count goes up from `n` to `n + 1`; nothing needs to be remembered.
+It can be computed. Decide how many of the first `n` samples come from each source, for *every* `n`. Then sample `n` comes from the source whose count goes up from `n` to `n + 1`; nothing needs to be remembered.
 
-So the counts have to add up to `n`, and from `n` to `n + 1` exactly one may go up. If you round the share of each source by itself, they don't. The trick is to *pass on what is left*. With weights 7, 2 and 1, and `n = 4`:
+So the counts have to add up to `n`, and from `n` to `n + 1` exactly one may go up. If you round each source's share by itself, they don't. The trick is to *pass on what is left*. With weights 7, 2 and 1, and `n = 4`:
 
 | source | its share of what is left | rounded | left for the others |
 |---|---|---|---|
@@ -335,7 +335,7 @@ So the counts have to add up to `n`, and from `n` to `n + 1` exactly one may go 
 | books | 1 x 2/3 = 0.67 | 1 | 0 |
 | code | 0 x 1/1 = 0 | 0 | 0 |
 
-With the web served, 1 sample is left for books and code, whose weights are 2 and 1: so the share of books is 2 of 3.
+With the web served, 1 sample is left for books and code, whose weights are 2 and 1: so books get a share of 2 of 3.
 
 **Write `counts_after`.** `samples` is the `n`, and `weights` a list of whole numbers above 0. Return the list of counts: `counts_after(4, [7, 2, 1])` is `[3, 1, 0]`. Where a share ends in exactly .5, round up.
 """
@@ -364,12 +364,12 @@ def counts_after(samples, weights):
 
 # %% [markdown] tags=["solution:counts_after"]
 """
-`(a + b // 2) // b` is `a / b`, rounded, in whole numbers, so it is exact for sample 10^15, too. Why does exactly one count go up? With each sample more, a rounded share of `samples` goes up by one or stays; if it stays, what is passed on goes up by one. The last source takes what is left.
+`(a + b // 2) // b` is `a / b`, rounded, in whole numbers, so it is exact for sample 10^15, too. Why does exactly one count go up? With one more sample, a rounded share of `samples` goes up by one or stays; if it stays, what is passed on goes up by one. The last source takes what is left.
 """
 
 # %% [markdown]
 """
-The library's `MixtureDataset` does the same for whole batches. Here is what it makes of the counts; read it once. A source that comes to its end begins its next epoch, in another order, by a shuffle as in lesson 02.
+The library's `MixtureDataset` does the same for whole batches. Here is what it makes of the counts; read it once. A source that reaches its end begins its next epoch, in another order, with a shuffle as in lesson 02.
 """
 
 
@@ -395,7 +395,7 @@ print("sample 10^12 is", mixture[10**12])
 
 # %% [markdown]
 """
-**Turn it.** 200 samples of web, books and code. In JupyterLab, move the weight of the web, in tenths; of the rest, books get twice as much as code. The lines say how far the worst source is from what it is owed, in samples too many or too few.
+**Try it.** 200 samples of web, books and code. In JupyterLab, change the weight of the web, in tenths; of the rest, books get twice as much as code. The lines show how far the worst source is from what it is owed, in samples too many or too few.
 """
 
 # %% tags=["play", "nbval-ignore-output"]
@@ -403,9 +403,9 @@ sliders(play.shares(counts_after), web=(7, list(range(1, 10))))
 
 # %% [markdown] tags=["takeaway"]
 """
-The die wanders off. The computed counts stay within one sample. And since sample `n` is computed from `n` alone, a run that resumes at sample `n` goes on as if nothing had happened.
+The die wanders off. The computed counts stay within one sample. And since sample `n` is computed from `n` alone, a run that resumes at sample `n` continues as if nothing had happened.
 
-In a long run you may want other weights towards the end, more code, say. Don't begin a new mixture for that: it would give the first samples of each source once more. The library's `MixtureDataset` takes a *schedule* of weights, and counts on from what was given before the change.
+In a long run you may want other weights towards the end: more code, say. Don't start a new mixture for that: it would repeat the first samples of each source. The library's `MixtureDataset` takes a *schedule* of weights, and keeps counting from what was delivered before the change.
 """
 
 # %% [markdown]
@@ -434,7 +434,7 @@ card("each by itself", mine=...)
 """
 ## Count again
 
-The count from the beginning, for your windows and for your rows:
+The count from the start, for your windows and for your rows:
 """
 
 # %%
@@ -449,12 +449,12 @@ Your rows are almost as full as the windows were, and no token sees what it shou
 - what a model sees in a window that holds two documents, and why more context can mean a higher loss;
 - which three things keep documents apart: the mask, the position ids, the targets;
 - why best fit begins with the longest documents;
-- how counts that pass on what is left keep shares at every sample, without a die;
+- how counts that pass on what is left keep the shares at every sample, without a die;
 - why a resumed mixture needs no generator, only a number.
 
-**The number to remember: 1.** Of three sources, none is ever more than one sample away from its share.
+**The number to remember: 1.** Of three sources, none is ever more than one sample off its share.
 
-**Yours to keep**: `lab/mine/documents.py`. The library's [packed.py](../npydata/dataset/packed.py), [packing.py](../npydata/dataset/packing.py) and [mixture.py](../npydata/dataset/mixture.py) do the same, with files, blocks and any number of sources: `PackedDataset` and `MixtureDataset`. The mask is in [masks.py](../examples/masks.py), with another one for `flex_attention`.
+**Yours to keep**: `lab/mine/documents.py`. The library's [packed.py](../npydata/dataset/packed.py), [packing.py](../npydata/dataset/packing.py) and [mixture.py](../npydata/dataset/mixture.py) do the same, with files, blocks and any number of sources: `PackedDataset` and `MixtureDataset`. The mask is in [masks.py](../examples/masks.py), with another for `flex_attention`.
 
 **Where to go from here.** Put a `PackedDataset` into [train.py](../examples/train.py), with `document_mask` in its model. [The clinic](../materials/clinic/README.md) has three bugs.
 

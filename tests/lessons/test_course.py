@@ -195,7 +195,7 @@ def test_solved_every_build_is_right_and_all_promises_hold(number, folder):
     text = printed(notebook.cells)
     assert "✓" in text
     assert "✗" not in text
-    assert "stands in" not in text
+    assert "the solution is used" not in text
 
 
 @pytest.mark.nightly
