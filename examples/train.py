@@ -48,7 +48,7 @@ def train(
     """Train until ``steps`` steps are done, including those before an interruption."""
     vocab = highest_id(tokens) + 1
     settings = {"vocab": vocab, "context": context, "batch_size": batch_size, "seed": seed}
-    data = NpyTokensDataset(tokens, context)
+    data = NpyTokensDataset(tokens, context, vocab_size=vocab)
     loader = AsyncDataLoader(data, batch_size=batch_size, seed=seed, device=device)
     repeatable(seed, device)
     model = GPT(vocab, context, dropout=0.1).to(device)
@@ -56,11 +56,10 @@ def train(
 
     first, saved = resume_from(out, model, optimizer, loader, settings)
     if first:
-        print(
-            f"{out / saved}: resumed at step {first:,} of {steps:,}; the next batch is the one "
-            "you would have had",
-            file=sys.stderr,
+        what = (
+            "the next batch is the one you would have had" if first < steps else "nothing is left"
         )
+        print(f"{out / saved}: resumed at step {first:,} of {steps:,}; {what}", file=sys.stderr)
     out.mkdir(parents=True, exist_ok=True)
     log = (out / "losses.csv").open("a", buffering=1)  # line by line: a kill loses none
     batches = islice(chain.from_iterable(repeat(loader)), max(steps - first, 0))  # epoch by epoch
@@ -104,8 +103,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--tokens", type=Path, required=True, help="a token file")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the checkpoints")
-    for name in ("steps", "batch-size", "context", "save-every", "keep-last", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=argparse.SUPPRESS)
+    for name, default in (train.__kwdefaults__ or {}).items():
+        if type(default) is int:
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, type=int, default=default, help="default: %(default)s")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--snapshot", choices=("host", "overlap", "device"), default="host")
     stop = Event()  # a signal handler must not save: it sets a flag for the next step

@@ -367,12 +367,14 @@ def run(
     optimizer steps, as ``sys.exit(0)`` would.
 
     Raises:
-        NpyDataError: There is no such script, or no folder for ``out``.
+        NpyDataError: There is no such script, or no folder for ``out``; or no step is asked for.
     """
     if not script.is_file():
         raise NpyDataError(f"{script}: no such script, expected a Python file")
     if out is not None and not out.absolute().parent.is_dir():
         raise NpyDataError(f"{out}: its folder does not exist")
+    if steps is not None and steps < 1:
+        raise NpyDataError(f"steps={steps}, expected at least 1")
     tracer, process = Tracer(steps), os.getpid()
     sys.argv[:] = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)

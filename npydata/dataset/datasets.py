@@ -205,8 +205,8 @@ class WindowDataset(TokenDataset):
         for file, count in zip(files, per_row, strict=True):
             if count * file.rows == 0:
                 raise TokenFileError(
-                    f"{file.path}: {file.rows} rows of {file.row_len} tokens, expected at least "
-                    f"{self.width} tokens for seq_len={seq_len}"
+                    f"{file.path}: tokens of shape {file.shape}, expected at least {self.width} "
+                    f"in a row for seq_len={seq_len}"
                 )
         self.number_windows(np.array(per_row))
 

@@ -70,8 +70,8 @@ def require_state(
     expected = fingerprint(state["epoch"], state["samples"])
     if state["fingerprint"] != expected:
         raise LoaderError(
-            f"the state belongs to other data: {state.get('data')}, fingerprint "
-            f"{state['fingerprint']}; expected {now['data']}, fingerprint {expected}"
+            f"the state belongs to other data, or to files that changed: {state.get('data')}, "
+            f"fingerprint {state['fingerprint']}; expected {now['data']}, fingerprint {expected}"
         )
     if num_samples is not None and state["samples"] > num_samples:
         raise LoaderError(

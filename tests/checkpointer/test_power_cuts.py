@@ -62,6 +62,7 @@ def test_no_power_cut_loses_anything(protocol, memory_folder, record_property, m
     assert lost == []
 
 
+@pytest.mark.filterwarnings("ignore:.*none of its")
 @pytest.mark.parametrize("unsynced", ["file", "folder"])
 @pytest.mark.parametrize(
     "name",

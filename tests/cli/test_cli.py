@@ -95,6 +95,7 @@ BAD_INPUT = {
     "prepare t.txt -o x.npy --tokenizer no-such.json": "no-such.json",
     "prepare t.txt -o x.npy --tokenizer t.txt": "not a tokenizer",
     "prepare t.txt -o x.npy --tokenizer bare.json": "has no token <|endoftext|>",
+    "trace --steps 0 t.txt": "steps=0",
     "inspect": "FILE",
     "inspect no-such.npy": "no-such.npy: No such file or directory",
     "inspect no-such.pt": "no-such.pt: No such file or directory",

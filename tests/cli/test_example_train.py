@@ -185,7 +185,7 @@ def test_it_logs_exact_losses_keeps_the_newest_and_is_done_once(train, tmp_path,
 WRONG = {
     "--tokens nowhere.npy": "nowhere.npy",
     f"--tokens {__file__}": "test_example_train.py: cannot tell its format",
-    "--context 1000000": "expected at least 1000001 tokens",
+    "--context 1000000": "expected at least 1000001 in a row",
     "--batch-size 0": "batch_size",
     "--batch-size many": "invalid int value: 'many'",
     "--device toaster": "toaster",

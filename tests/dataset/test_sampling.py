@@ -105,7 +105,7 @@ def test_an_index_that_is_none_is_refused(ids, kind):
         ({"paths": []}, TokenFileError, "no token file"),
         ({"paths": np.arange(3)}, TypeError, "paths is of type ndarray"),
     )),
-    *((kind, {"seq_len": 100}, TokenFileError, "100 tokens, expected at least 101")
+    *((kind, {"seq_len": 100}, TokenFileError, r"100\D*, expected at least 101")
       for kind in KINDS),
     (PackedDataset, {"crop": "head"}, ValueError, "crop='head', expected"),
     (PackedDataset, {"bos_id": -1}, ValueError, "bos_id=-1"),
