@@ -222,8 +222,9 @@ def ask(asked: Question, question: str, mine: Any, answered: Callable[[], Said])
         return answered()
 
     if mine is ... and is_live():
-        near = f" ({asked.unit}, right within a factor of {asked.within:g})"
-        widgets.ask(question if asked.choices else question + near, asked.choices, settle)
+        near = "exactly" if asked.within == 1 else f"right within a factor of {asked.within:g}"
+        question += "" if asked.choices else f" ({asked.unit}, {near})"
+        widgets.ask(question, asked.choices, settle)
         return
     print(question, *(f"  {k}. {text}" for k, text in enumerate(asked.choices, 1)), sep="\n")
     try:
