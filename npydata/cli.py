@@ -220,7 +220,7 @@ def run_convert(args: argparse.Namespace) -> int:
             args.output, prefix=args.prefix, shard_size=shard_size, progress=not args.quiet
         )
     seconds = time.perf_counter() - begin
-    ties = f" ({done.ties:,} tied)" if done.ties else ""
+    ties = f" ({done.ties:,} tied: load_model or npydata loads them)" if done.ties else ""
     left = ", ".join(harmless(name) for name in done.left_out[:5])
     more = ", ..." if len(done.left_out) > 5 else ""
     left_out = f"; left out {len(done.left_out):,} values: {left}{more}" if left else ""
@@ -291,7 +291,8 @@ def run_verify(args: argparse.Namespace) -> int:
 
 DESCRIPTION = """\
 Feed and save language-model training: make token files, look into them and into checkpoints,
-convert checkpoints without running what is in them, measure how fast both can be read."""
+convert checkpoints without running what is in them, say where a script's time goes and which
+checkpoint to resume from."""
 
 EPILOG = """\
 examples:

@@ -544,7 +544,7 @@ promises()
 
 # %% [markdown]
 """
-**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
+**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then the solution runs with that line.
 """
 
 # %% tags=["play"]

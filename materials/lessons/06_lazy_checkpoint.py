@@ -160,7 +160,7 @@ for path in (liar, both):
 
 Now the files of `torch.save`. Since 2020 they are zip archives. Each entry has a *local header*: a fixed part of 30 bytes, the entry's name, and an *extra field*. Then come its bytes. At the end of the file a *directory* lists all entries: name, size, and where its local header is. It has an extra field for each entry as well, but a separate one.
 
-**Predict.** A small file holds the numbers 0 to 5, in 64 bits. We take the position of the local header, and add 30, the length of the name, and the length of the *directory's* extra field.
+**Predict.** A small file holds the numbers 0 to 5, as 64-bit integers. We take the position of the local header, and add 30, the length of the name, and the length of the *directory's* extra field.
 """
 
 # %% tags=["prediction:place"]
@@ -247,7 +247,7 @@ def view(memory, dtype, seen):
 """
 Which bytes do we need for a view? Those from the first element it touches to the last, and everything in between: its **byte span**. That is all that has to be mapped or fetched.
 
-**Write `byte_span`.** `view` is `(shape, strides, offset)`: strides and offset count *elements*. `itemsize` is the number of bytes in an element. Return a pair of *bytes*, both counted from the beginning of the storage: the first byte of the span, and the byte after its last. There may be any number of dimensions, including none. No stride is negative. A view without elements begins and stops at its offset.
+**Write `byte_span`.** `view` is `(shape, strides, offset)`: strides and offset count *elements*. `itemsize` is the number of bytes in an element. Return a pair of *bytes*, both counted from the beginning of the storage: the first byte of the span, and the byte after its last. There may be any number of dimensions, including none. No stride is negative. A view without elements begins and stops at its offset, in bytes.
 
 ```python
 byte_span(((2, 3), (6, 2), 6), 4)      # (24, 68): from element 6 to element 16
@@ -296,9 +296,9 @@ sliders(
 
 # %% [markdown] tags=["takeaway"]
 """
-Dark elements are wanted, light ones lie in between. Whole rows span nothing else; a single column spans nearly everything.
+Dark elements are wanted, light green ones lie in between. Whole rows span nothing else; a single column spans most of its rows.
 
-Now put it together. `File` is given: `file.read(at, nbytes)` returns bytes, and `file.map(at, nbytes)` an array over bytes that are not read until you touch them ([files.py](../materials/course/play/given/files.py)). This class is given, too. Read `slice` and `open_zip`: they call your functions.
+Now put it together. `File` is given: `file.read(at, nbytes)` returns bytes, and `file.map(at, nbytes)` an array over bytes that are not read until you touch them ([files.py](../materials/course/play/given/files.py)). This class is given, too. Read `slice` and `in_entry`: they call your functions.
 """
 
 
@@ -479,7 +479,7 @@ promises()
 
 # %% [markdown]
 """
-**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
+**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then the solution runs with that line.
 """
 
 # %% tags=["play"]
@@ -501,7 +501,7 @@ print(inspect.getsource(Remote.read))
 
 # %% [markdown]
 """
-The next cells start a server on this machine. It serves one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes no space on your disk). You ask for 10 columns of 3 rows of one matrix; a row is 16 KB. Before that, your reader has to open the file: what does it look at?
+The next cells start a server on this machine. It serves one `.pt` file of 2 GB, 64 matrices of 32 MB (the file is *sparse*: it takes almost no space on your disk). You ask for 10 columns of 3 rows of one matrix; a row is 16 KB. Before that, your reader has to open the file: what does it look at?
 
 **Predict.** How many requests does your reader make, and how much does the server send?
 """

@@ -70,7 +70,7 @@ import torch
 """
 ## Sitting 1 · Break your saver · core
 
-The first cell brought back your `Saver` from lesson 00 (or the solution, if you have none). Three things can go wrong with it. A step changes the weights while it saves. The disk is full. And it saves 48 MiB a second time, while the system counts how much new memory it takes (a *page fault* is one new page of 4 KiB).
+The first cell brought back your `Saver` from lesson 00 (or the solution, if you have none). We test it in three ways. A step changes the weights while it saves. The disk is full. And it saves 48 MiB a second time, while the system counts how much new memory it takes (a *page fault* is one new page of 4 KiB).
 """
 
 # %% tags=["nbval-ignore-output"]
@@ -78,7 +78,7 @@ faults = play.three_ways(FirstSaver)
 
 # %% [markdown] tags=["takeaway"]
 """
-The first is right. The other two are the list for this lesson; at the end you call `three_ways` again.
+The first goes well. The other two are the list for this lesson; at the end you call `three_ways` again.
 
 Your `Saver` copies all weights before it starts its thread, and training waits for that copy. Is it needed? Let's remove it: the next cell runs your own `Saver` with a `clone` that copies nothing. Each step sets every element of twelve weights to the step's number, so the file shows which steps it was written from.
 """
@@ -97,7 +97,7 @@ reveal("steps", play.steps_without_copy(FirstSaver))
 
 # %% [markdown] tags=["term:torn", "term:snapshot"]
 """
-That is a **torn** checkpoint: a state that the model was never in. It loads without an error, and the resumed run is a little worse. Nothing you do to the file later can repair it. So *all* weights are copied before the thread starts, whenever the step may come. Such a copy of a whole state at one moment is a **snapshot**.
+That is a **torn** checkpoint: a state that the model was never in. It loads without an error, and the resumed run is a little worse. Nothing you do to the file later can repair it. So *all* weights are copied before the thread starts, however soon the next step may come. Such a copy of a whole state at one moment is a **snapshot**.
 
 | save | training waits for | the file |
 |---|---|---|
@@ -129,13 +129,13 @@ class Memory:
 """
 ## The snapshot is the file · core
 
-Your `Saver` calls `safetensors.torch.save` in its thread. That copies everything once more, into a large `bytes`, and holds the GIL for part of the time.
+Your `Saver` calls `safetensors.torch.save` in its thread. That copies everything twice more, finally into one large `bytes`, and holds the GIL for part of the time.
 
 It needn't. The header of a safetensors file gives each tensor's name, dtype, shape and position, and all of that is known *before* anything is copied. So lay the file out first, and copy each tensor straight into its place. Then **the snapshot is the file**, and all that is left is to write it.
 
 Two rules decide where each tensor goes. The format allows no gaps between tensors. And each tensor must begin at a multiple of the size of its *elements*: anywhere else torch refuses to view bytes as numbers. A mask of 3 bytes followed by a weight of 4-byte floats breaks the second rule. Sort by the size of an element, the largest first, and both rules hold: each tensor ends where the next may begin.
 
-**Write `slots_for`.** It returns a list of `Slot`s in the order of the file, the first one at `begin` 0. `tensors` is the state, name to tensor. A tensor has a `dtype` (with an `itemsize`), a `shape` and `nbytes`. Tensors with elements of the same size keep their order.
+**Write `slots_for`.** It returns a list of `Slot`s in the order of the file, the first one at `begin` 0. `tensors` is the state, a dictionary from name to tensor. A tensor has a `dtype` (with an `itemsize`), a `shape` and `nbytes`. Tensors with elements of the same size keep their order.
 """
 
 
@@ -240,11 +240,11 @@ Each tensor of the state has a slot, and the next slot begins where it ends. Wid
 
 | in the file | for |
 |---|---|
-| a header up to a page | whoever reads it |
+| a header, padded to a full page | whoever reads it |
 | slots in order of element size, largest first | elements at multiples of their size |
 | nothing between them | safetensors, and one long write |
 
-**Write `run`** of the class `Copy`: this is what training waits for. `source` is a tensor, `slot` the bytes of its slot in memory. View the slot, which is bytes, with the dtype and then the shape of the tensor. Then copy into it with `copy_`, which follows the order of the elements, even where they are scattered. Start from `self.source.detach()`: a parameter belongs to the autograd graph, and the copy should not.
+**Write `run`**, the method of `Copy`: this is what training waits for. `source` is a tensor, `slot` the bytes of its slot in memory. View the slot, which is bytes, with the dtype and then the shape of the tensor. Then copy into it with `copy_`, which follows the order of the elements, even where they are scattered. Start from `self.source.detach()`: a parameter belongs to the autograd graph, and the copy should not.
 """
 
 # %% [markdown] tags=["hint:Copy"]
@@ -360,7 +360,7 @@ The first caller gets the error. After that it is gone, and `result` returns at 
 """
 ## The saver · core
 
-You have all the parts. This one is given: it writes the image under a temporary name, as in lesson 00, and then calls `commit`, which makes it a checkpoint. For now that is a rename; lesson 08 shows what is wrong with it.
+You have all the parts but one, which is given: it writes the image under a temporary name, as in lesson 00, and then calls `commit`, which makes it a checkpoint. For now that is a rename; lesson 08 shows what is wrong with it.
 """
 
 
@@ -453,7 +453,7 @@ play.stalls(your_first=FirstSaver(), your_new_one=Saver())
 
 # %% [markdown]
 """
-What training waits for at each save. The first one copies into new memory: most of its wait goes to page faults. What is left is one copy, into memory that you already have.
+That is how long training waits at each save. The first copies into new memory: much of its wait goes to page faults. What is left is one copy, into memory that you already have.
 
 ## Copy while training reads · core
 
@@ -487,7 +487,7 @@ What does *not* wait is a change outside the step. torch counts such changes: a 
 if copy.version is not None and copy.source._version != copy.version:
 ```
 
-If you add 1 to a weight yourself before the next step, `model.weight.add_(1)`, you don't get a torn checkpoint: the save fails, and the message names the tensor, `weight`, and what may change it.
+If you add 1 to a weight yourself before the next step, `model.weight.add_(1)`, you don't get a torn checkpoint: the save fails, and the message names the tensor, `weight`, and what is allowed to change it.
 
 But there are changes that torch doesn't count: those through `weight.data`, and those through a numpy array that shares its memory. So with overlap, change weights in the step and nowhere else.
 
@@ -508,7 +508,7 @@ promises()
 
 # %% [markdown]
 """
-**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
+**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then the solution runs with that line.
 """
 
 # %% tags=["play"]
@@ -516,7 +516,7 @@ card("an error for ever", mine=...)
 
 # %% [markdown]
 """
-**This is a good place to stop.** What follows is for those who have a GPU in mind.
+**This is a good place to stop.** What follows is for those who train on a GPU.
 
 ## Afterwards: a GPU's streams · optional
 
@@ -538,7 +538,7 @@ copied.synchronize()                   # wait 4
 write(memory)
 ```
 
-Leave one out, and the file may be right many times before it is wrong. Cover the right column: what could each of them let through?
+Leave one out, and the file may be right many times before it is wrong. Cover the right column: what could each omission let through?
 
 | without | the file may hold |
 |---|---|

@@ -6,7 +6,7 @@
 
 **Why you should care.** A checkpoint is worth what is left of it after the worst moment. Here your own save from lesson 00 is killed after each of its calls, and then you cut the power. Does it survive both? Then you write the commit: whatever dies, and whenever, a whole checkpoint loads, the new one or the previous one.
 
-**The idea in five lines.** Two are open; you fill them in during the first sitting. Everything else makes the five work for many files, and finds the result again:
+**The idea in five lines.** Two are blank; you fill them in during the first sitting. Everything else makes the five work for many files, and finds the result again:
 
 ```python
 write(temporary)                # no reader looks there
@@ -63,7 +63,7 @@ import shutil
 """
 ## Sitting 1 · Kill your save · core
 
-The first cell brought back `write_checkpoint` and `latest` from lesson 00 (yours, or the solutions). Step 10 is saved. Now you save step 20, and `play.film` records what the folder holds after each call that makes a folder, renames or syncs: that is what `kill -9` leaves at this moment. (A kill between two writes leaves part of a file, under a name that no reader looks for.) For each of these moments your `latest` says which checkpoint to load:
+The first cell brought back `write_checkpoint` and `latest` from lesson 00 (yours, or the solutions). Step 10 is saved. Now you save step 20, and `play.film` records what the folder holds after each call that makes a folder, renames or syncs: that is what `kill -9` would leave at that moment. (A kill between two writes leaves part of a file, under a name that no reader looks for.) For each of these moments your `latest` says which checkpoint to load:
 """
 
 # %%
@@ -140,7 +140,7 @@ def save_unsynced(disk, content):
 
 # %% [markdown] tags=["solution:save_unsynced"]
 """
-Half a file has a name that no reader looks for.
+A half-written file has a name that no reader looks for.
 """
 
 # %% [markdown] tags=["term:durable", "term:fsync"]
@@ -149,7 +149,7 @@ Half a file has a name that no reader looks for.
 
 Data guaranteed to survive a power cut is **durable**. The call that makes it so is **fsync**: it returns when the disk itself has the bytes of a file. A *name* is kept in the folder, and a folder is another file, with its own fsync.
 
-Whatever you did not fsync, the system may write earlier, on its own and in any order: a name before its bytes, or the second half before the first. `disk.power_cuts()` returns everything you might find.
+Whatever you did not fsync, the system may write at any time, on its own and in any order: a name before its bytes, or the second half before the first. `disk.power_cuts()` returns everything you might find.
 
 **Predict.** `save_unsynced` has returned, and the power fails. Of the old checkpoint, the new one, an empty file, and half a file:
 """
@@ -202,7 +202,7 @@ Bytes, then name: each made durable in turn. There is no other order.
 
 # %% [markdown]
 """
-Now look at all moments of three saves at once, killed and cut off. Which of the three are safe if only the process can die?
+Now look at all moments of three saves at once, under kills and power cuts. Which of the three are safe if only the process can die?
 """
 
 
@@ -215,7 +215,7 @@ play.crash_matrix(save_in_place, save_unsynced, save_committed)
 
 # %% [markdown] tags=["takeaway"]
 """
-A dot is a step that this save doesn't take. *Nothing* means that nothing loads: the file is missing, empty, or only half there. Read the lower half row by row. In place, every step is a risk. Unsynced, the risk comes at the end and stays. Committed: old, then old or new, then new. In `save_unsynced` the danger begins with the rename, and never ends.
+A dot is a step that this save doesn't take. *Nothing* means that nothing loads: the file is missing, empty, or only half there. Read the lower half row by row. In place, every step is a risk. Unsynced, the risk begins with the rename, and never ends. Committed: old, then old or new, then new.
 
 | save | killed | power cut |
 |---|---|---|
@@ -227,7 +227,7 @@ Four actions in the only order that works: write, sync, rename, sync the folder.
 
 ## Sitting 2 · A real folder · core
 
-On a real disk a file is synced with `os.fsync(file.fileno())`. Python has no call that syncs a folder; these few lines are given. A folder can't be opened with `open`, but `os.open` gives a *descriptor*, the number by which the system knows an open file or folder.
+On a real disk a file is synced with `os.fsync(file.fileno())`. Python has no single call that syncs a folder; these few lines are given. A folder can't be opened with `open`, but `os.open` gives a *descriptor*, the number by which the system knows an open file or folder.
 """
 
 
@@ -253,7 +253,7 @@ def write_small(path, content):
 """
 A checkpoint is often more than one file: the model, the optimizer, the state of the run. So all of them go into a temporary *folder*, and the folder is renamed. How does a reader know that nothing is missing? From a list that is written last: the **manifest**. It holds the size of every file (the library's has checksums, too), and a `sequence`, which counts the commits: clocks can be wrong, and steps go back when a run does.
 
-These are given, too. Read what each one returns; you will call three of them.
+These are given, too. Read what each one does; you will call three of them.
 """
 
 # %% tags=["given", "file:commit.py"]
@@ -483,7 +483,7 @@ play.table(with_your_syncs=cuts, without=unsynced)
 
 # %% [markdown] tags=["takeaway"]
 """
-With the syncs: step 10, then either, then step 20 for certain, as in the last row of the matrix. Either is possible from when `latest` is replaced until the root is synced, since the system may or may not have written that name on its own. Without: you can never be sure to keep step 20, and once step 10 is removed you may be left with nothing.
+With the syncs: step 10, then either, then step 20 for certain, as in the last row of the matrix. Either is possible from the moment `latest` is replaced until the root is synced, since the system may or may not have written that name on its own. Without: you can never be sure of keeping step 20, and once step 10 is removed you may be left with nothing.
 
 ### Prove it
 
@@ -496,7 +496,7 @@ promises()
 
 # %% [markdown]
 """
-**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
+**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then the solution runs with that line.
 """
 
 # %% tags=["play"]
@@ -540,7 +540,7 @@ reveal("survivors", rows[play.SAVERS[0]]["power cut"])
 
 # %% [markdown] tags=["takeaway"]
 """
-A moment is one change that the save makes to a file or folder, so a tool that overwrites its last checkpoint spends nearly every moment doing so. *Loads* means: what the tool itself takes for the last checkpoint is complete. *Ours* is the library's `AsyncCheckpointer`. The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. Survival takes no library: ten careful lines around `torch.save` do as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once it is deleted by hand, the older one loads.
+A moment is one change that the save makes to a file or folder, so a tool that overwrites its last checkpoint spends nearly every moment doing so. *Loads* means: what the tool itself takes for the last checkpoint is complete. *Ours* is the library's `AsyncCheckpointer`. The last row is yours, from the two tables above; the others are from the saved run of the benchmark, where they were attacked harder: sector by sector, with every order of writes that the standard allows. Survival takes no library: ten careful lines around `torch.save` do just as well. The HF Trainer keeps two checkpoints and still does badly, because it resumes from the newest folder even if that one is half written. Once that folder is deleted by hand, the older one loads.
 """
 
 # %% [markdown] tags=["closing"]

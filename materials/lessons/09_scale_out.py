@@ -68,7 +68,7 @@ import npydata
 
 You don't start the processes yourself. `torchrun --nproc-per-node 3 train.py` starts the script three times. Environment variables tell each one which it is (its *rank*, as in lesson 02), how many there are, and an address. There they find each other: the **rendezvous**.
 
-Then they can call *collectives*. A **collective** is a call that every rank makes, and that returns for none of them until all have made it. `all_reduce` is one: it sums a tensor over all ranks, as training does with gradients. Here `play.start` does what `torchrun` does:
+Then they can call *collectives*. A **collective** is a call that every rank makes, and that returns for none of them until all have made it. `all_reduce` is one: it sums a tensor over all ranks; training averages gradients that way. Here `play.start` does what `torchrun` does:
 """
 
 
@@ -88,7 +88,7 @@ Lesson 02 settled who gets which *sample*: one order for all, and each rank take
 
 ## Who writes what · core
 
-Now the model. In the simplest case each rank has all of it, and they sum their gradients: *DDP*. A model too large for that is sharded. With *FSDP2* each rank keeps some rows of every weight; before a layer computes, its rows are gathered from all ranks, and afterwards they are freed. Such a part of a tensor is a **shard**. Here it is `(name, first_row, rows)`:
+Now the model. In the simplest case each rank has all of it, and they average their gradients: *DDP*. A model too large for that is sharded. With *FSDP2* each rank keeps some rows of every weight; before a layer computes, its rows are gathered from all ranks, and afterwards they are freed. Such a part of a tensor is a **shard**. Here it is `(name, first_row, rows)`:
 """
 
 # %% tags=["term:shard"]
@@ -98,7 +98,7 @@ for rank, shards in enumerate(every):
 
 # %% [markdown]
 """
-Each has half of `up`. `mean`, `scale` and `table` are on both: FSDP2 doesn't shard them. A checkpoint should hold everything once, and no rank should send weights to another just for a save.
+Each has half of `up`. `mean`, `scale` and `table` are on both: here they aren't sharded. A checkpoint should hold everything once, and no rank should send weights to another just for a save.
 
 `share_out` is given. A shard that only one rank has is written by that rank. The others are on all ranks, and are dealt out: each to the rank with the fewest rows to write so far.
 """
@@ -125,7 +125,7 @@ That is 13 rows and 16. With DDP all ranks have everything: if rank 0 wrote it a
 
 ## Another number of ranks reads it · core
 
-Each rank writes its shards into its own file. Now *three* ranks want to resume. Of the 10 rows of `up`, they hold 0 to 4, 4 to 8 and 8 to 10 (the end is not included, as in a slice). The files have 0 to 5 and 5 to 10. So the middle rank reads both.
+Each rank writes its shards into its own file. Now *three* ranks want to resume. Of the 10 rows of `up`, they want 0 to 4, 4 to 8 and 8 to 10 (the end is not included, as in a slice). The files have 0 to 5 and 5 to 10. So the middle rank reads both.
 
 **Write `overlap`.** `wanted` and `held` are ranges of rows: those a rank wants, and those a file holds. Return None if they have nothing in common, else two slices:
 
@@ -215,7 +215,7 @@ Three ranks have what two saved, to the last bit. **This is a good place to stop
 
 One process that dies during a save leaves the old checkpoint: that was lesson 08. Now there are many, and each writes a part. If one part is missing, the whole is worthless.
 
-The obvious way is a collective. All write, then comes a *barrier*: a collective that only waits until all have reached it. Then rank 0 renames. But a killed rank never reaches the barrier, and the others wait there until `torch.distributed` gives up: by default after half an hour.
+The obvious way is a collective. All write, then comes a *barrier*: a collective that only waits until all have reached it. Then rank 0 renames. But a killed rank never reaches the barrier, and the others wait there until `torch.distributed` gives up: by default after 10 to 30 minutes.
 
 It gets worse. Files are written by a background thread, and training calls its own collectives. If one rank enters the barrier first and another `all_reduce`, nothing moves again.
 
@@ -358,7 +358,7 @@ promises()
 
 # %% [markdown]
 """
-**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
+**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then the solution runs with that line.
 """
 
 # %% tags=["play"]
@@ -366,7 +366,7 @@ card("no patience", mine=...)
 
 # %% [markdown] tags=["closing"]
 """
-**With the library**, it is two calls in the training loop you know, and behind them are the parts you wrote: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
+**With the library**, it is two calls around the training loop you know, and behind them are the parts you wrote: [plan.py](../npydata/distributed/plan.py) shares out, [coordinator.py](../npydata/distributed/coordinator.py) gathers, [save.py](../npydata/distributed/save.py) commits.
 
 ```python
 state = npydata.load_distributed(newest, model, optimizer)
@@ -381,7 +381,7 @@ torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-id my_run \
          --rdzv-endpoint first-machine:29500 train.py --out /shared/run
 ```
 
-`make run-distributed` runs [train_fsdp.py](../examples/train_fsdp.py): two ranks here, then one that resumes, and finally one file of all shards.
+`make run-distributed` runs [train_fsdp.py](../examples/train_fsdp.py): two ranks here, then one that resumes; finally all shards go into one file.
 
 **You can now explain**
 

@@ -37,7 +37,7 @@ for step, batch in ...:                                             # from there
 | sitting | what you do | minutes |
 |---|---|---|
 | 1 | find what a resume forgets; write one that forgets nothing | 25 |
-| 2 | listen to signals; your package trains, is killed twice, and resumes twice | 25 |
+| 2 | listen to signals; your package trains, is killed twice, and resumes three times | 25 |
 """
 
 # %%
@@ -70,13 +70,13 @@ from npydata import TrainingState
 """
 ## Sitting 1 · Break it: one more line in the model · core
 
-Your script from lesson 00 was killed with `kill -9` and came back with the same losses. Now its model gets one more line, one that most models have:
+Your script from lesson 00 was killed with `kill -9` and came back with the same losses. Now its model gets one more line, one that many models have:
 
 ```python
 model.mlp.insert(2, torch.nn.Dropout(0.1))
 ```
 
-**Dropout** sets a tenth of the numbers that flow through the model to 0, chosen at random at each step.
+**Dropout** sets a tenth of the numbers that flow through it to 0, chosen at random at each step.
 
 The script runs twice, 60 steps each: once undisturbed, and once killed after step 35. It saves every ten steps, so it resumes from step 30.
 """
@@ -111,7 +111,7 @@ Something decides the next step, and the resume did not restore it. What is it? 
 | `loss` | what the step computes from weights, batch and random numbers |
 | `after` | a checksum of the weights after the optimizer's step |
 
-**Write `missing_part`.** `whole` and `resumed` are dictionaries with these four keys, and at most one part was not restored. Return which: `"weights"`, `"loader"`, `"generators"` (of random numbers) or `"optimizer"`; or `"nothing"` if the notes agree.
+**Write `missing_part`.** `whole` and `resumed` are dictionaries with these four keys, and one or more parts may not be restored. Return the first: `"weights"`, `"loader"`, `"generators"` (of random numbers) or `"optimizer"`; or `"nothing"` if the notes agree.
 """
 
 # %% [markdown] tags=["hint:missing_part"]
@@ -194,7 +194,7 @@ def new_run(tokens):
 
 # %% [markdown]
 """
-`lab/mine/run.py`, which this notebook writes later, begins with three lines that import what you built:
+`lab/mine/run.py`, which this notebook writes later, has three lines that import what you built:
 """
 
 # %% tags=["shown", "file:run.py"]
@@ -242,7 +242,7 @@ print("it lacks:", missing_part(*play.next_step(new_run, weights_and_place)))
 
 # %% [markdown]
 """
-The same weights, the same batch, and a different loss: that is the dropout. Random numbers come from a *generator*, and in a new process all generators start from the beginning. There are several: dropout uses torch's, or on a GPU the GPU's, a shuffle may use Python's, an augmentation numpy's. `npydata.capture_rng()` returns the states of all of them as plain values that JSON can hold, and `npydata.restore_rng(...)` restores them.
+The same weights, the same batch, and a different loss: that is the dropout. Random numbers come from a *generator*, and in a new process all generators start from the beginning. There are several: dropout uses torch's, or on a GPU the GPU's, a shuffle may use Python's, an augmentation numpy's. `npydata.capture_rng()` returns the states of all of them as plain values that a checkpoint can hold, and `npydata.restore_rng(...)` restores them.
 
 Now three parts are restored: weights, loader, generators.
 """
@@ -270,7 +270,7 @@ reveal("three parts", "yes, but not the weights after it" if missing == "optimiz
 
 # %% [markdown] tags=["takeaway"]
 """
-This one is treacherous. AdamW keeps running averages for each weight, its *moments*. The loss is computed before they are used. So a test that compares the first loss after a resume passes a script that forgot its optimizer.
+This one is treacherous. AdamW keeps running averages for each weight, its *moments*. The loss is computed before they are used. So a test that compares only the first loss after a resume passes a script that forgot its optimizer.
 
 | forgotten | it shows in | on the curve you would see |
 |---|---|---|
@@ -361,7 +361,7 @@ Nobody has to think at four in the morning: the same command starts and resumes 
 
 ## Sitting 2 · Asked to end · core
 
-A cluster that wants its machine back sends the signal SIGTERM, and half a minute later it kills. You may send SIGUSR1: save now, and go on. Half a minute is enough for a last checkpoint, if your script listens.
+A cluster that wants its machine back sends the signal SIGTERM, and half a minute later kills your process. You yourself may send SIGUSR1: save now, and go on. Half a minute is enough for a last checkpoint, if your script listens.
 
 A *handler* is a function that is called when a signal arrives, between two instructions, wherever that is: in the middle of a step, with half of the weights updated. Anything saved there would be torn. So it only sets flags, and the training loop checks them after each step:
 """
@@ -384,7 +384,7 @@ class Asked:
 
 # %% [markdown]
 """
-**Write `keep_training`**, the loop. `first` steps are done, and `last` is the number of the last one. `do_step(step, batch)` trains on a batch, `save(step)` saves. `batches` is your `Batches`: a `for` over it has no end.
+**Write `keep_training`**, the loop. `first` is the number of steps already done; `last` is the last one's number. `do_step(step, batch)` trains on a batch, `save(step)` saves. `batches` is your `Batches`: a `for` over it has no end.
 
 - Do the steps `first + 1` to `last`, each on the next batch.
 - Save after each step whose number is a multiple of `every`, after a step in which a signal asked for it, and after the very last step. Save a step only once, however many reasons there are.
@@ -427,7 +427,7 @@ The flags are read in one place. With the range first, `zip` takes no batch that
 """
 ## Your own package · core
 
-The rest of the script is given. `AsyncCheckpointer` is the library's; inside, it works like what you built in lessons 07 and 08. Read `train` once: everything you wrote today is called there.
+The rest of the script is given. `AsyncCheckpointer` is the library's; inside, it works like what you built in lessons 07 and 08. Read `train` once: it uses your `restore` and `keep_training`.
 """
 
 
@@ -542,7 +542,7 @@ promises()
 
 # %% [markdown]
 """
-**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then it runs with that line.
+**What would you notice?** The card changes one line of the *solution* (yours may use other names). Pick what you would see; then the solution runs with that line.
 """
 
 # %% tags=["play"]
@@ -575,7 +575,7 @@ What is left is compute. And the bars are not equal in worth: the naive script l
 
 **The number to remember: 4.** Weights, optimizer, generators, the loader's place. Leave one out, and the run continues as a different run.
 
-**Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with a command line, and refuses a checkpoint that was made with other settings. Copy it, replace `GPT` with your model, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
+**Yours to keep**: `lab/mine`, a package that trains, and `lab/mine/run.py`, which you can kill. [train.py](../examples/train.py) is the same with more options, and refuses a checkpoint that was made with other settings. Copy it, replace `GPT` with your model, and give it your tokens: `npydata prepare your_text.txt -o tokens.npy`, then `python examples/train.py --tokens tokens.npy --out build/run`.
 
 **Where to go from here.** [The clinic](../materials/clinic/README.md) has three bugs that you haven't seen. If you have several GPUs, [09 Scale out](09_scale_out.ipynb) is next. If your data has documents, or several sources, see [11 Documents and mixtures](11_documents_and_mixtures.ipynb).
 

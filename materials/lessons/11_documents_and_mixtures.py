@@ -296,7 +296,7 @@ sliders(play.rows(fit_slowly), documents=(32, [4, 8, 16, 32, 48, 64, 96]))
 
 # %% [markdown] tags=["takeaway"]
 """
-Each stretch of one colour is a document, and white is empty. On the left, many documents are cut where a row ends. With 4 documents 14 % stays empty, with 96 about 5 %, and with all 400 hardly 1 %: the more there are to choose from, the better they fit.
+Each stretch of one colour is a document, and white is empty. On the left, many documents are cut where a row ends. With 4 documents 14 % stays empty, with 96 about 5 %, and with all 400 about 1 %: the more there are to choose from, the better they fit.
 
 A corpus has billions of documents. The library shuffles them, and packs them in blocks of 4,096. Where a row can't be filled, it may cut off the end of a document, and it counts what is lost.
 
@@ -325,7 +325,7 @@ reveal("die", max(abs(drawn - [7000, 2000, 1000])))
 """
 That matters little for a large source, but a lot for a rare one. Worse, the run's position is hidden in the generator.
 
-It can be computed. Decide how many of the first `n` samples come from each source, for *every* `n`. Then sample `n` comes from the source whose count goes up from `n` to `n + 1`; nothing needs to be remembered.
+The source can be computed. Decide how many of the first `n` samples come from each source, for *every* `n`. Then sample `n` comes from the source whose count goes up from `n` to `n + 1`; nothing needs to be remembered.
 
 So the counts have to add up to `n`, and from `n` to `n + 1` exactly one may go up. If you round each source's share by itself, they don't. The trick is to *pass on what is left*. With weights 7, 2 and 1, and `n = 4`:
 

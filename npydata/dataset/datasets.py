@@ -164,8 +164,8 @@ class TokenDataset(Dataset[Any]):
         self._advice.record(was_resident=all(warm))
 
     def require_vocabulary(self, tokens: TokenArray) -> None:
-        """Raise if an id is outside the vocabulary, or too large for the int64 of a tensor."""
-        if tokens.size == 0 or (self.vocab_size is None and tokens.dtype != np.uint64):
+        """Raise if an id is negative, not in the vocabulary, or too large for an int64."""
+        if tokens.size == 0 or (self.vocab_size is None and np.can_cast(tokens.dtype, "u4")):
             return
         limit = self.vocab_size or 1 << 63
         for found in (int(tokens.min()), int(tokens.max())):

@@ -95,8 +95,9 @@ def chosen(checkpoint: Any, prefix: str) -> tuple[dict[str, TensorSpec], dict[st
         if spec.kind != "dense":
             raise FormatError(f"{kept[0]}: torch has no dtype for its {spec.kind}")
         ties.update(dict.fromkeys(kept[1:], kept[0]))
-    if prefix and not specs:
-        raise FormatError(f"no name begins with {prefix!r}")
+    if prefix and all(name.startswith(".") for name in specs):
+        hint = f" and ends there; did you mean '{prefix}.'?" if specs else ""
+        raise FormatError(f"no name begins with {prefix!r}{hint}")
     return specs, ties
 
 

@@ -50,10 +50,10 @@ def check_targets(
     specs: Mapping[str, TensorSpec], targets: Mapping[str, torch.Tensor], *, exactly: bool
 ) -> None:
     """Refuse targets that are missing, extra, of another shape, or without memory to fill."""
-    for name in specs:
-        if name not in targets:
-            hint = did_you_mean(name, targets)
-            raise FormatError(f"into has no {name!r}, which the checkpoint has{hint}")
+    if lacking := [name for name in specs if name not in targets]:
+        others = f" and {len(lacking) - 1:,} more" if lacking[1:] else ""
+        hint = did_you_mean(lacking[0], targets)
+        raise FormatError(f"into has no {lacking[0]!r}{others}, which the checkpoint has{hint}")
     more = [name for name in targets if name not in specs] if exactly else []
     filled = {alias_key(targets[name]) for name in specs} if more else ()
     for name in more:

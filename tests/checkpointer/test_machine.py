@@ -129,6 +129,7 @@ def steps_in(root):
     return found
 
 
+@pytest.mark.filterwarnings("ignore:.*none of its")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "stories, steps", [(6, 12), pytest.param(300, 50, marks=pytest.mark.nightly)]

@@ -29,9 +29,8 @@ def test_no_two_places_have_the_same_sample_at_any_size(bits, more, seed):
 FROZEN = [5, 9, 2, 7, 4, 3, 1, 6, 0, 8]
 
 
-def test_it_is_frozen_and_depends_on_its_seed():
+def test_it_is_frozen():
     assert Permutation(10, 0)(np.arange(10)).tolist() == FROZEN
-    assert Permutation(10, 1)(np.arange(10)).tolist() != FROZEN
     large = Permutation(10**12, 0)
     assert large([0, 1, 10**12 - 1]).tolist() == [206204812167, 777825882991, 884502287972]
 
