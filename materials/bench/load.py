@@ -10,6 +10,7 @@ the end everybody has the bytes.
 
 import os
 import sys
+from ctypes import CDLL
 from functools import cache, partial
 from itertools import product
 
@@ -94,7 +95,7 @@ def copied(loaded, model, into):
 
 
 def torch_load(path, model, *, into, mmap=False):
-    return copied(torch.load(path, weights_only=True, mmap=mmap), model, into)
+    return copied(torch.load(path, mmap=mmap), model, into)
 
 
 def safe_load(path, model, *, into):
@@ -119,9 +120,8 @@ def memory_for(nbytes, which=0):
 
 def direct(path, model, *, into):
     """Read the file past the page cache, to memory that is there or to new memory."""
-    nbytes = path.stat().st_size
-    memory = memory_for(nbytes) if into else aligned_memory(nbytes)
-    return direct_read(path, memory)
+    make = memory_for if into else aligned_memory
+    return direct_read(path, make(path.stat().st_size))
 
 
 def memory_copy(path, model, *, into):
@@ -131,7 +131,7 @@ def memory_copy(path, model, *, into):
 
 
 def tiny_torch(path):
-    return torch.load(path.with_name("tiny.pt"), weights_only=True)
+    return torch.load(path.with_name("tiny.pt"))
 
 
 WAYS = [
@@ -187,8 +187,10 @@ def turn(row, args):
         (make_cold if heat == "cold" else make_warm)(one)
     if not (into := row.options["into"]):
         # A virtual machine gets some memory from its host only when it is first touched, at a
-        # speed that is neither the loader's nor the disk's.
+        # speed that is neither the loader's nor the disk's. And a fresh process has no memory left
+        # from the last turn.
         aligned_memory(files[0].stat().st_size)
+        CDLL(None).malloc_trim(0)
     model = model_of(args) if into else {}
     source = files[0] if row.role == "limit" else path
     took = milliseconds(lambda: row.work(source, model, **row.options))
