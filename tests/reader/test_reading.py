@@ -363,9 +363,9 @@ def test_an_interrupted_load_leaves_no_thread_that_writes(tmp_path):
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.004)
                     checkpoint.load(into={"w": target})
+                    signal.setitimer(signal.ITIMER_REAL, 0)
                 except KeyboardInterrupt:
                     interrupted += 1
-                signal.setitimer(signal.ITIMER_REAL, 0)
                 alive = [one.name for one in threading.enumerate() if one.is_alive()]
                 assert not [name for name in alive if name.startswith("npydata")]
             checkpoint.load(into={"w": target})
