@@ -48,7 +48,7 @@ def train(
     """Train until ``steps`` steps are done, including those before an interruption."""
     vocab = highest_id(tokens) + 1
     settings = {"vocab": vocab, "context": context, "batch_size": batch_size, "seed": seed}
-    data = NpyTokensDataset(tokens, context, vocab_size=vocab)
+    data = NpyTokensDataset(tokens, context)
     loader = AsyncDataLoader(data, batch_size=batch_size, seed=seed, device=device)
     repeatable(seed, device)
     model = GPT(vocab, context, dropout=0.1).to(device)
@@ -56,9 +56,8 @@ def train(
 
     first, saved = resume_from(out, model, optimizer, loader, settings)
     if first:
-        what = (
-            "the next batch is the one you would have had" if first < steps else "nothing is left"
-        )
+        done = "nothing is left to do"
+        what = "the next batch is the one you would have had" if first < steps else done
         print(f"{out / saved}: resumed at step {first:,} of {steps:,}; {what}", file=sys.stderr)
     out.mkdir(parents=True, exist_ok=True)
     log = (out / "losses.csv").open("a", buffering=1)  # line by line: a kill loses none
@@ -103,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--tokens", type=Path, required=True, help="a token file")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the checkpoints")
+    # The whole numbers among what train() takes, with its defaults.
     for name, default in (train.__kwdefaults__ or {}).items():
         if type(default) is int:
             option = f"--{name.replace('_', '-')}"

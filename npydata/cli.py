@@ -220,7 +220,8 @@ def run_convert(args: argparse.Namespace) -> int:
             args.output, prefix=args.prefix, shard_size=shard_size, progress=not args.quiet
         )
     seconds = time.perf_counter() - begin
-    ties = f" ({done.ties:,} tied: load_model or npydata loads them)" if done.ties else ""
+    how = "read by npydata, or by safetensors' load_model"
+    ties = f" ({done.ties:,} tied: {how})" if done.ties else ""
     left = ", ".join(harmless(name) for name in done.left_out[:5])
     more = ", ..." if len(done.left_out) > 5 else ""
     left_out = f"; left out {len(done.left_out):,} values: {left}{more}" if left else ""

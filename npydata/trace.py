@@ -367,7 +367,7 @@ def run(
     optimizer steps, as ``sys.exit(0)`` would.
 
     Raises:
-        NpyDataError: There is no such script, or no folder for ``out``; or no step is asked for.
+        NpyDataError: There is no such script, no folder for ``out``, or ``steps`` is less than 1.
     """
     if not script.is_file():
         raise NpyDataError(f"{script}: no such script, expected a Python file")

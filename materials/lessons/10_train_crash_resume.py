@@ -111,7 +111,7 @@ Something decides the next step, and the resume did not restore it. What is it? 
 | `loss` | what the step computes from weights, batch and random numbers |
 | `after` | a checksum of the weights after the optimizer's step |
 
-**Write `missing_part`.** `whole` and `resumed` are dictionaries with these four keys, and one or more parts may not be restored. Return the first: `"weights"`, `"loader"`, `"generators"` (of random numbers) or `"optimizer"`; or `"nothing"` if the notes agree.
+**Write `missing_part`.** `whole` and `resumed` are dictionaries with these four keys, and one or more parts may not have been restored. Return the first: `"weights"`, `"loader"`, `"generators"` (of random numbers) or `"optimizer"`; or `"nothing"` if the notes agree.
 """
 
 # %% [markdown] tags=["hint:missing_part"]

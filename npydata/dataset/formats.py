@@ -78,7 +78,9 @@ def integer_dtype(path: Path, dtype: npt.DTypeLike) -> TokenDtype:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise TokenFileError(f"{path}: {dtype!r} is not a dtype like 'uint16' ({error})") from None
+        raise TokenFileError(
+            f"{path}: {dtype!r} is not a dtype, expected one such as 'uint16' ({error})"
+        ) from None
     if found.kind not in "iu":
         raise TokenFileError(f"{path}: tokens are {found}, expected an integer dtype")
     return found.newbyteorder("<") if found.byteorder == "=" else found

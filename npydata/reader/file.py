@@ -249,15 +249,16 @@ class LocalFile(File):
     def map(self, offset: int, nbytes: int) -> Bytes:
         """Return these bytes as private memory: writing to it never changes the file.
 
-        A map outlives :meth:`close`. It covers whole huge pages, since Linux can then map each at
-        once. A short range is read instead, and so is any range if files aren't mapped or the
-        system allows no more maps.
+        A map outlives :meth:`close`. A long one covers whole huge pages, since Linux can then map
+        each at once. A short range is read instead, and so is any range if files aren't mapped or
+        the system allows no more maps.
         """
         self.require_inside(offset, nbytes)
         if nbytes < SMALL_BYTES or not self.mmap:
             return self.copy(offset, nbytes)
-        descriptor, before = self.descriptor(), offset % HUGE_PAGE
-        length = before + nbytes + -(offset + nbytes) % HUGE_PAGE
+        unit = HUGE_PAGE if nbytes >= HUGE_PAGE else PAGESIZE
+        descriptor, before = self.descriptor(), offset % unit
+        length = before + nbytes + -(offset + nbytes) % unit
         address = libc.mmap(
             None,
             length,

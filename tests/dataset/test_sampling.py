@@ -118,7 +118,7 @@ def test_impossible_settings_and_ids_are_refused(
 ):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.npy", ids=np.arange(100), shape=(1, 100))
-    write(tmp_path / "wrapped.npy", ids=-np.arange(100), shape=(1, 100), dtype="<i2")
+    write("wrapped.npy", ids=-np.arange(100), shape=(1, 100), dtype="<i2")
     with pytest.raises(error, match=message):
         kind(**{"paths": "a.npy", "seq_len": 16, **options})[:]
     assert len(kind("a.npy", 16, vocab_size=100)[:][0])

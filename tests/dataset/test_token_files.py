@@ -107,6 +107,7 @@ BAD = {
         ({"version": 2}, "20240520 version 2, expected"),
         ({"magic": 1, "opened": {"format": "llm.c"}}, "magic 1 version 1"),
         ({"cut": 100}, "100 bytes, expected a header of 1024"),
+        ({"cut": 1600}, "1600 bytes, but its header promises 1624"),
         ({"count": -1}, "1624 bytes, but its header promises"),
     ],
     "megatron": [
