@@ -558,7 +558,7 @@ play.draw_last_bar(Batches, MyWindows)
 
 # %% [markdown] tags=["takeaway"]
 """
-What is left is compute. And the bars are not equal in worth: the naive script leaves files that may not be on the disk yet, and from which no run can resume bit for bit.
+What is left is compute. And the scripts are not equally good: the naive one leaves files that may not be on the disk yet, and from which no run can resume bit for bit.
 
 **How often should you save?** A short interval between saves costs many stalls, a long one much lost work. With all times in seconds, the least is lost with a save every `sqrt(2 * stall * between_crashes) / step` steps (Young, 1974). With a crash every 8 hours, steps of half a second and a stall of 18 s, as with `torch.save` and fsync for a model of 20 GB, that is every 2,036 steps. With a tenth of that stall it is 3.2 times as often, and a third as much time is lost.
 """
