@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from npydata.errors import CheckpointError
-from npydata.system.page_cache import HUGE_PAGE, is_cached, maps_are_slow
+from npydata.system.page_cache import is_cached, maps_are_slow
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -249,19 +249,16 @@ class LocalFile(File):
     def map(self, offset: int, nbytes: int) -> Bytes:
         """Return these bytes as private memory: writing to it never changes the file.
 
-        A map outlives :meth:`close`. A long one covers whole huge pages, since Linux can then map
-        each at once. A short range is read instead, and so is any range if files aren't mapped or
-        the system allows no more maps.
+        A map outlives :meth:`close`. A short range is read instead, and so is any range if files
+        aren't mapped or the system allows no more maps.
         """
         self.require_inside(offset, nbytes)
         if nbytes < SMALL_BYTES or not self.mmap:
             return self.copy(offset, nbytes)
-        unit = HUGE_PAGE if nbytes >= HUGE_PAGE else PAGESIZE
-        descriptor, before = self.descriptor(), offset % unit
-        length = before + nbytes + -(offset + nbytes) % unit
+        descriptor, before = self.descriptor(), offset % PAGESIZE
         address = libc.mmap(
             None,
-            length,
+            before + nbytes,
             PROT_READ_WRITE,
             MAP_PRIVATE | MAP_NORESERVE,
             descriptor.number,
@@ -269,7 +266,7 @@ class LocalFile(File):
         )
         if address == MAP_FAILED:
             return self.copy(offset, nbytes)
-        return np.asarray(MappedRange(address, length, before, nbytes))
+        return np.asarray(MappedRange(address, before, nbytes))
 
     def read_large(self, offset: int, candidates: list[Bytes], scratch: Bytes) -> Bytes:
         """Read the bytes from ``offset`` on into one of ``candidates``, and return that place.
@@ -306,9 +303,9 @@ class LocalFile(File):
 class MappedRange:
     """Part of a map, as an array interface for numpy; unmapped when the array is gone."""
 
-    def __init__(self, address: int, length: int, before: int, nbytes: int) -> None:
+    def __init__(self, address: int, before: int, nbytes: int) -> None:
         # Not at exit, when tensors may still be in use: the system unmaps what is left.
-        weakref.finalize(self, libc.munmap, address, length).atexit = False
+        weakref.finalize(self, libc.munmap, address, before + nbytes).atexit = False
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
