@@ -168,8 +168,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
     from npydata.reader.inspect import why_checkpoint
 
-    options = args.dtype, args.seq_len, args.eot_id
-    is_tokens = args.format != "auto" or any(one is not None for one in options)
+    is_tokens = args.format != "auto" or args.dtype is not None or args.eot_id is not None
     why = None if is_tokens else why_checkpoint(args.file)
     if why is None:
         return inspect_token_file(args)
@@ -196,7 +195,6 @@ def inspect_token_file(args: argparse.Namespace) -> int:
         args.file,
         format=args.format,
         dtype=args.dtype,
-        seq_len=args.seq_len,
         eot_id=args.eot_id,
         progress=True,
     )
@@ -298,7 +296,7 @@ checkpoint to resume from."""
 EPILOG = """\
 examples:
   npydata prepare book.txt -o book.npy     turn a text into a token file
-  npydata inspect book.npy --seq-len 512   what is in it, and how many windows without overlap
+  npydata inspect book.npy                 how many tokens, and which ids
   npydata inspect model.pt                 the tensors of a checkpoint
   npydata convert model.pt out.safetensors the same tensors, in a file that holds no code
   npydata verify runs/                     which checkpoint training can be resumed from
@@ -374,16 +372,14 @@ INSPECT = Command(
 Say what is in a token file or a checkpoint, told apart by their content.
 
 For a token file: format, dtype, shape, how many tokens, the smallest and the largest id (the whole
-file is read for these), the first ids, and with --seq-len how many windows it has that share no
-token. Where it is known where documents end, by the format or by --eot-id: how many there are, and
-how long.
+file is read for these), and the first ids. Where it is known where documents end, by the format or
+by --eot-id: how many there are, and how long.
 
 For a checkpoint: a tree of its tensors and other values, with shape, dtype and size; '= NAME'
 stands for a tensor that is tied to another. No tensor is read, and nothing in the file is run; a
 warning names what would have been.""",
     arguments={
         "file": {"metavar": "FILE", "help": "the file, its URL, or the folder of a checkpoint"},
-        "--seq-len": {"type": int, "metavar": "T", "help": "count the samples of T tokens"},
         "--eot-id": {"type": int, "metavar": "ID", "help": "the token that ends each document"},
         "--format": {
             "default": "auto",
@@ -398,7 +394,7 @@ warning names what would have been.""",
     },
     examples="""\
 examples:
-  npydata inspect train.npy --seq-len 1024
+  npydata inspect train.npy
   npydata inspect train.bin --dtype uint16 --json
   npydata inspect model.pt
   npydata inspect model.safetensors.index.json --json

@@ -137,7 +137,7 @@ print(npydata.__file__, npydata.__version__)
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ("--help", "Every command has its own help"),
-    ("inspect tokens.npy --seq-len 64", "uint16"),
+    ("inspect tokens.npy", "uint16"),
     ("inspect run/500", "weight"),
     ("convert run/500 model.safetensors", "4 tensors"),
     ("verify run", "resume from run/512"),

@@ -11,12 +11,14 @@ from npydata.errors import NpyDataError
 
 
 def split(batch: Any) -> list[Any]:
-    """Return the samples of a batch: a tensor, a tuple or dictionary of them, or packed rows."""
+    """Return the samples of a batch: tensors, also nested in containers, or packed rows."""
     if hasattr(batch, "samples"):  # a batch with parts that don't belong to one sample each
         return list(batch.samples())
     if isinstance(batch, Mapping):
         return [dict(zip(batch, sample, strict=True)) for sample in split([*batch.values()])]
-    return list(zip(*batch, strict=True) if isinstance(batch, tuple | list) else batch)
+    if isinstance(batch, tuple | list) and not isinstance(batch[0], str):
+        return list(zip(*map(split, batch), strict=True))
+    return list(batch)
 
 
 def cut(batch: Any, sizes: list[int]) -> Any:

@@ -52,7 +52,14 @@ SHORTEST_EPOCH = 4096
 """Random windows have no natural end; shorter epochs make progress bars and logs jumpy."""
 ENOUGH_WINDOWS = 64
 """A row with at least this many windows can spare one, to begin at any of ``stride`` offsets."""
-NON_TOKEN_SUFFIXES = (".idx", ".ds.index", ".documents", ".tokenizer.json")
+NON_TOKEN_SUFFIXES = (
+    ".idx",
+    ".ds.index",
+    ".ds.metadata",
+    ".ds.loss",
+    ".documents",
+    ".tokenizer.json",
+)
 """Suffixes of files that a glob may match but that hold no tokens."""
 
 ROW_0 = np.zeros(1, np.int64)
@@ -369,7 +376,8 @@ class NpyTokensDataset(WindowDataset):
         without_replacement: No token is a target twice in an epoch: sample ``i`` is window ``i``
             in order, and each epoch's windows begin at another offset. ``len`` is then the number
             of these windows. At most ``2 * seq_len`` tokens of a row fill no window and are left
-            out, different ones each time. Without a ``seed``, one is drawn now.
+            out, different ones each time. Without a ``seed``, the loader's counts; without a
+            loader, one that is drawn now.
         dtype: The integer dtype of a headerless file; see :func:`npydata.open_tokens`.
         format: The files' format, such as ``llm.c``; recognised if not given.
         access: ``mmap``, or ``pread`` where maps are slow or refused (network file systems).
@@ -382,8 +390,9 @@ class NpyTokensDataset(WindowDataset):
         ValueError: ``seq_len`` is below 1.
 
     Random windows have no natural epoch. The length is virtual: as many samples as windows fit
-    side by side, at least 4 for each row of a 2-D file, and at least 4,096. Built in
-    ``notebooks/01_memmap_dataset``.
+    side by side, at least 4 for each row of a 2-D file, and at least 4,096. Don't split them with
+    ``random_split`` or ``Subset``: an index stands for no fixed tokens, so the parts overlap, and
+    the loader's seed and epoch don't reach them. Built in ``notebooks/01_memmap_dataset``.
     """
 
     def __init__(
@@ -403,7 +412,7 @@ class NpyTokensDataset(WindowDataset):
         stride = seq_len if without_replacement else 1
         super().__init__(files, seq_len, stride, vocab_size, as_dict)
         self.seed = None if seed is None else as_int(seed, "seed")
-        self.without_replacement = without_replacement
+        self.without_replacement, self._drawn = without_replacement, fresh_seed() >> 1
         side_by_side = (self._row_lens - 1) // self.seq_len
         counts = [
             n if len(file.shape) == 1 else file.rows * max(4, n)
@@ -411,7 +420,6 @@ class NpyTokensDataset(WindowDataset):
         ]
         self._len: int = max(SHORTEST_EPOCH, sum(counts))
         if without_replacement:
-            self.seed = fresh_seed() >> 1 if self.seed is None else self.seed
             # Each epoch moves the windows of a row by another offset. The room for that is what the
             # windows leave of the row, plus one window if the row has enough of them.
             self.number_windows(self._per_row - (self._per_row >= ENOUGH_WINDOWS))
@@ -426,12 +434,13 @@ class NpyTokensDataset(WindowDataset):
         """Return the start of each index's window; without a seed, windows are drawn anew."""
         seed = self.seed if seed is None else seed
         epoch = self.epoch if epoch is None else epoch
-        if seed is None:
-            indices, seed = np.arange(len(indices)), fresh_seed()
         if not self.without_replacement:
+            if seed is None:
+                indices, seed = np.arange(len(indices)), fresh_seed()
             return self.locate(random_windows(indices, self.num_windows, seed, epoch))[0]
         starts, rows, k = self.locate(indices)
         # The 1 sets these hashes apart from those that draw random windows.
+        seed = self._drawn if seed is None else seed
         offsets = hash_of(rows, seed, epoch, 1) % self._num_offsets[k]
         found: IntArray = starts + offsets.astype(np.int64)
         return found

@@ -71,24 +71,25 @@ class Documents:
             TokenFileError: Nothing says where documents end.
         """
         file = self.file
-        if self.eot_id is None:
-            if file.document_ends is not None:
-                return file.document_ends
-            if len(file.shape) == 2:
-                return file.row_len * np.arange(1, file.rows + 1)
+        if self.eot_id is not None:
+            found = [
+                ends_after(file.read(start, SCAN_TOKENS), self.eot_id) + start
+                for start in range(0, file.num_tokens, SCAN_TOKENS)
+            ]
+            ends = np.concatenate([np.zeros(0, np.int64), *found])
+            if len(ends) == 0 and file.num_tokens:
+                warn_caller(
+                    f"{file.path}: id {self.eot_id} is nowhere in it, expected the token that ends "
+                    "each document: all of it is one"
+                )
+        elif file.document_ends is not None:
+            ends = file.document_ends
+        elif len(file.shape) == 2:
+            ends = file.row_len * np.arange(1, file.rows + 1)
+        else:
             raise TokenFileError(
                 f"{file.path}: does not say where documents end ({file.format}), expected eot_id=, "
                 "the token that ends each of them"
-            )
-        found = [
-            ends_after(file.read(start, SCAN_TOKENS), self.eot_id) + start
-            for start in range(0, file.num_tokens, SCAN_TOKENS)
-        ]
-        ends = np.concatenate([np.zeros(0, np.int64), *found])
-        if len(ends) == 0 and file.num_tokens:
-            warn_caller(
-                f"{file.path}: id {self.eot_id} is nowhere in it, expected the token that ends "
-                "each document: all of it is one"
             )
         is_open = file.num_tokens > ends.max(initial=0)
         return np.append(ends, file.num_tokens) if is_open else ends

@@ -142,7 +142,7 @@ def read_npy(path: Path, _: TokenDtype | None) -> Header:
 
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_HEADER = 34
-MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 7: "f4", 8: "u2"}
+MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 8: "u2"}
 
 
 def megatron_index(path: Path) -> Path:
@@ -176,7 +176,7 @@ def read_megatron(path: Path, _: TokenDtype | None) -> Header:
     if version != 1:
         raise TokenFileError(f"{index}: version {version}, expected 1 (Megatron)")
     if head[17] not in MEGATRON_DTYPES:
-        raise TokenFileError(f"{index}: dtype code {head[17]}, expected 1 to 8 (Megatron)")
+        raise TokenFileError(f"{index}: dtype code {head[17]}, expected 1 to 5 or 8 (Megatron)")
     found = integer_dtype(tokens, MEGATRON_DTYPES[head[17]])
     size = tokens.stat().st_size
     count = count_tokens(tokens, size, found)

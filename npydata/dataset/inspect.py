@@ -10,8 +10,6 @@ import numpy as np
 from npydata.dataset.documents import Documents
 from npydata.dataset.formats import FormatName
 from npydata.dataset.token_file import open_tokens
-from npydata.dataset.windows import num_windows
-from npydata.errors import NpyDataError
 from npydata.system.progress import ProgressBar, printable
 
 SCAN_TOKENS = 4 << 20
@@ -23,7 +21,6 @@ def inspect_tokens(
     *,
     format: FormatName = "auto",
     dtype: str | None = None,
-    seq_len: int | None = None,
     eot_id: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -33,15 +30,12 @@ def inspect_tokens(
         Values that JSON can hold. ``id_min`` and ``id_max`` cover the whole file; both are ``None``
         if it is empty. ``dtype_assumed`` is true if neither the file nor the caller gave the dtype.
         ``documents`` is ``None`` unless the format, ``eot_id`` or what ``prepare`` recorded says
-        where they end. With ``seq_len``, ``samples`` counts the windows of ``MmapDataset``, which
-        share no token.
+        where they end.
 
     Raises:
-        NpyDataError: The file is malformed, or ``seq_len`` is below 1.
+        TokenFileError: The file is malformed.
         OSError: It cannot be read.
     """
-    if seq_len is not None and seq_len < 1:
-        raise NpyDataError(f"sequence length {seq_len}: expected 1 or more tokens")
     tokens = open_tokens(path, format=format, dtype=dtype)
     lows, highs = list[int](), list[int]()
     with closing(ProgressBar("scan", tokens.num_tokens, "tok", show=progress)) as bar:
@@ -66,16 +60,13 @@ def inspect_tokens(
     documents = Documents(tokens, eot_id)
     if documents.eot_id is not None or tokens.document_ends is not None:
         lengths = np.diff(documents.ends(), prepend=0)
-        filled = lengths[lengths > 0]
-        report["documents"] = {"count": len(lengths), "empty": len(lengths) - len(filled)}
-        if len(filled):
+        report["documents"] = {"count": len(lengths)}
+        if len(lengths):
             report["documents"] |= {
-                "shortest": int(filled.min()),
-                "median": float(np.median(filled)),
-                "longest": int(filled.max()),
+                "shortest": int(lengths.min()),
+                "median": float(np.median(lengths)),
+                "longest": int(lengths.max()),
             }
-    if seq_len is not None:
-        report["samples"] = tokens.rows * num_windows(tokens.row_len, seq_len, seq_len + 1)
     return report
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
 from npydata.dataset.batches import join
@@ -199,7 +200,8 @@ class MixtureDataset(TokenDataset):
             if isinstance(source, TokenDataset):
                 batches.append(source.fetch(own, **options))
             else:
-                batches.append(default_collate([source[index] for index in own.tolist()]))
+                samples = [source[index] for index in own.tolist()]
+                batches.append(tree_map(lambda *parts: default_collate([*parts]), *samples))
             places.append(where)
             names.append(self.names[k])
         order = np.argsort(np.concatenate(places))
@@ -239,7 +241,8 @@ class MixtureDataset(TokenDataset):
         self, at: int, weights: Weights, schedule: Mapping[int, Weights] | None
     ) -> None:
         """Take samples by these weights from ``at`` on."""
-        for begin, now in [(as_int(at, "at", least=0), weights), *sorted((schedule or {}).items())]:
+        for given, now in [(at, weights), *sorted((schedule or {}).items())]:
+            begin = as_int(given, "a sample number", least=0)
             if self._phases and begin <= self._phases[-1].begin:
                 last = self._phases[-1].begin
                 raise ValueError(f"a schedule's sample number {begin}, expected more than {last}")

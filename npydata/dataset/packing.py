@@ -24,7 +24,7 @@ from npydata.dataset.windows import IntArray
 from npydata.errors import TokenFileError
 from npydata.system.progress import warn_caller
 
-PACKING_VERSION = 3
+PACKING_VERSION = 4
 """Changes when the same documents would make other rows."""
 START, DOCUMENT, LENGTH, ENDS = range(4)
 """Columns of a span, a stretch of a document in a row: the position of its first token over all

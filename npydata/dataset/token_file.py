@@ -7,6 +7,7 @@ Example::
     write_tokens("train.npy", chunks, dtype="uint16")
 """
 
+import operator
 import os
 import warnings
 from collections.abc import Iterable
@@ -23,6 +24,9 @@ from npydata.dataset.formats import FormatName, Header, integer_dtype, read_head
 from npydata.dataset.windows import IntArray, TokenArray, TokenDtype
 from npydata.errors import TokenFileError
 from npydata.system.atomic import replacing, wrong_suffix
+
+BLOCK_TOKENS = 1 << 22
+"""How many tokens of a single array are written at a time."""
 
 
 def open_tokens(
@@ -131,7 +135,8 @@ def write_tokens(
     Args:
         path: The file to make; an existing one is replaced. It appears when it is complete, or not
             at all.
-        chunks: Arrays or lists of ids, of any shape; they are written one after the other.
+        chunks: Arrays or lists of ids, of any shape, which are written one after the other; or one
+            array, which may be a memory map.
         dtype: How to store a token. If not given, the first array's own dtype (often numpy's
             default int64, four times the size of uint16), or uint32 for lists and tensors.
         row_len: Makes the file 2-D, ``(rows, row_len)``. An incomplete last row is left out, with a
@@ -147,11 +152,13 @@ def write_tokens(
         OSError: The file cannot be written; an existing file is untouched.
     """
     path = Path(path)
-    if row_len is not None and row_len < 1:
+    if row_len is not None and (row_len := operator.index(row_len)) < 1:
         raise TokenFileError(f"{path}: row_len={row_len}, expected 1 or more")
     if (message := wrong_suffix(path, ".npy")) is not None:
         raise TokenFileError(message)
     with replacing(path) as file:
+        if isinstance(chunks, np.ndarray):
+            chunks = np.array_split(chunks.reshape(-1), 1 + chunks.size // BLOCK_TOKENS)
         arrays = iter(chunks)
         first: Any = next(arrays, [])
         if dtype is None:

@@ -15,6 +15,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -26,6 +27,7 @@ from torch.utils.data import IterableDataset
 
 from npydata.dataset.datasets import WindowDataset
 from npydata.dataset.packed import PackedDataset
+from npydata.dataset.windows import as_int
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
 from npydata.loader.device import Transfer, require_device
@@ -49,8 +51,6 @@ STOCK_ARGUMENTS = {
     "timeout": "leave it out: a batch is waited for until it comes or Ctrl-C",
     "persistent_workers": "leave it out: threads share the one dataset and start at once",
     "multiprocessing_context": "leave it out: workers are threads",
-    "in_order": "leave it out: batches always come in order",
-    "pin_memory_device": "write pin_memory=True, or device= to have batches brought there",
 }
 """Arguments of torch's ``DataLoader`` that don't exist here, and what to write instead."""
 
@@ -199,28 +199,13 @@ class AsyncDataLoader:
         world_size: int | None = None,
         **unknown: Never,
     ) -> None:
+        arguments = locals()
         refuse_unknown(positional, unknown)
-        given = {
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "num_workers": num_workers,
-            "prefetch_factor": prefetch_factor,
-            "seed": seed,
-            "sampler": sampler,
-            "batch_sampler": batch_sampler,
-            "collate_fn": collate_fn,
-            "transforms": transforms,
-            "dtype": dtype,
-            "device": device,
-            "pin_memory": pin_memory,
-            "rank": rank,
-            "world_size": world_size,
-        }
+        given = {field.name: arguments[field.name] for field in fields(AsyncDataLoaderConfig)}
         self.config = config = with_overrides(config, given)
         self._kind, self._source = order_of(dataset, config)
         self.dataset, self.transforms = dataset, list(config.transforms)
-        self.batch_size = None if self._kind == "batch_sampler" else config.batch_size
+        self.batch_size = None if self._kind == "batch_sampler" else int(config.batch_size)
         self.drop_last, self.num_workers = config.drop_last, config.num_workers
         self.prefetch_factor, self.pin_memory = config.prefetch_factor, config.pin_memory
         self._shuffle = self._source is None and wants_shuffle(dataset, config.shuffle)
@@ -230,7 +215,8 @@ class AsyncDataLoader:
         require_device(self.device)
         self._cursor = Cursor(Position())
         self._iterator: weakref.ref[PrefetchIterator] | None = None
-        self._source_lock = threading.RLock()
+        self._source_locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
+        """By process: a fork may copy one that a thread of the parent holds."""
         self.stats = LoaderStats()
 
     def __repr__(self) -> str:
@@ -260,6 +246,12 @@ class AsyncDataLoader:
         running iterator is ended, and raises a ``LoaderError`` if it is used again.
         """
         self._end_iterator("a newer iter(loader)")
+        ranks = rank_and_world_size(self.config.rank, self.config.world_size)[1]
+        if self._source is None and ranks > self.world_size:
+            raise LoaderError(
+                f"the loader was made as rank {self.rank} of {self.world_size}, and now there are "
+                f"{ranks}: make it after init_process_group()"
+            )
         window = self.prefetch_factor * max(1, self.num_workers)  # 0: made by the caller
         group = self._batches_together()
         buffer = ReorderBuffer((window + 1 - group) // group)
@@ -285,7 +277,7 @@ class AsyncDataLoader:
                 drop_last=self.drop_last,
                 start=start,
                 seed=self.seed,
-                lock=self._source_lock,
+                lock=self._source_locks[os.getpid()],
                 require_open=buffer.require_open,
             )
             start = order.start
@@ -345,6 +337,7 @@ class AsyncDataLoader:
         No-op if that epoch is next, even from its middle after a loaded state. The ``set_epoch`` of
         a sampler or a stream, if it has one, is called as well.
         """
+        epoch = as_int(epoch, "epoch", least=0)
         tell = getattr(self._source, "set_epoch", None)
         if tell:
             tell(epoch)
@@ -354,7 +347,7 @@ class AsyncDataLoader:
     def reshuffle(self) -> None:
         """Advance to the next epoch and its order; ends a running iterator, as ``iter`` does.
 
-        No-op where an epoch has just ended, so that the next one is not skipped.
+        No-op at the beginning of any epoch but the first, so that none is skipped.
         """
         at = self._cursor.at
         if at.samples or not at.epoch:
@@ -412,15 +405,14 @@ class AsyncDataLoader:
 
         The copy continues as if it had loaded this loader's state.
         """
-        fresh = {"_cursor": Cursor(self._cursor.at), "_iterator": None, "stats": LoaderStats()}
         return {
-            name: value
-            for name, value in {**self.__dict__, **fresh}.items()
-            if name != "_source_lock"
+            **self.__dict__,
+            "transforms": [*self.transforms],
+            "stats": LoaderStats(),
+            "_cursor": Cursor(self._cursor.at),
+            "_iterator": None,
+            "_source_locks": defaultdict(threading.RLock),
         }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _source_lock=threading.RLock())
 
     def _batches_together(self) -> int:
         """Return how many batches are fetched as one, with one wake-up of a thread.

@@ -317,7 +317,7 @@ def generator_of(source: Any) -> torch.Generator | None:
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and world size: as given, else as ``torch.distributed`` says."""
     if rank is not None and world_size is not None:
-        return rank, world_size
+        return int(rank), int(world_size)
     if has_process_group():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, product
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,8 +39,8 @@ HEADROOM = 2.0
 AS_GOOD = 0.95
 """A setting that reaches this share of the best speed is as good; the cheapest of these wins."""
 
-START_UP = 40
-"""Batches not counted, while threads start, pages are mapped and buffers are first written."""
+START_UP = 0.25
+"""The share of the time that goes first, while threads start and buffers are first written."""
 
 LOADERS = ("ours", "ours in DataLoader", "naive DataLoader")
 """What :func:`sweep` compares."""
@@ -84,7 +84,7 @@ def recommend(
         config: The loader's other settings, or its batch size.
         batch_size: Samples per batch.
         step_s: Seconds that a training step takes; 0 asks for the fastest setting.
-        seconds: How long to measure, over all settings.
+        seconds: How long to measure, over all settings; warming up comes on top.
         repeats: Rounds; every setting is measured in each, and the median counts.
 
     Raises:
@@ -129,8 +129,7 @@ def times_in_turn(
     for turn in range(repeats + 1):
         for key, make in makers.items():
             batches = epochs_of(make())
-            for _ in islice(batches, START_UP):
-                pass
+            seconds_each(batches, seconds * START_UP)
             found = seconds_each(batches, seconds)
             if turn:
                 taken[key].append(found)

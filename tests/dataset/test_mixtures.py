@@ -123,6 +123,7 @@ def test_an_epoch_ends_when_the_first_source_was_passed_over():
     ({"sources": {"a": "a.npy", "b": "b.npy"}}, TypeError, "source 'a' is a str"),
     ({"sources": [1, 2]}, TypeError, "expected a dictionary"),
     ({"schedule": {0: [1, 1]}}, ValueError, "0, expected more than 0"),
+    ({"schedule": {0.5: [1, 1]}}, TypeError, "0.5, expected an integer"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(change, error, message):
     with pytest.raises(error, match=message):
@@ -165,6 +166,10 @@ def test_sources_of_any_kind_fetch_together_and_one_by_one(tmp_path):
         assert torch.equal(mixture[index][0], x[k])
     assert [tuple(part.shape) for part in mixture.fetch([])] == [(0, 8)] * 2
     mixture.will_need(range(10))
+    x, y = MixtureDataset({**windows, "c": [*windows["a"]]}, [1, 1, 1])[:30]
+    assert torch.equal(x + 1, y)
+    ids, text = MixtureDataset({"a": [([3, 4], "text")]}, [1])[0]
+    assert (ids[1], text) == (4, "text")
     slow, fast = (mixture_of([50, 70], [2, 1], kind, num_samples=40) for kind in (Numbers, Fetched))
     assert torch.equal(slow[:], fast[:])
     outer = MixtureDataset({"in": fast, "c": Fetched(50, 7_000_000)}, [1, 1], num_samples=160)

@@ -38,7 +38,6 @@ GOOD = {
     ],
     "raw": [
         {"dtype": "<u4"},
-        {"dtype": "<u4", "ids": IDS[:0]},
         {"dtype": "<u4", "name": "a.x", "opened": {"format": "raw"}},
         {"name": "a.tok", "opened": {"dtype": np.uint16}},
         {"name": "a.npy", "opened": {"dtype": "uint16"}},  # OLMo's
@@ -88,18 +87,13 @@ BAD = {
         ({"dtype": "f4"}, "float32, expected an integer"),
         ({"shape": (3, 10, 10)}, r"shape \(3, 10, 10\), expected"),
         ({"cut": 500}, "500 bytes, but its header promises 728"),
-        ({"cut": 800}, "800 bytes, but its header promises 728"),
-        ({"cut": 20}, "bad .npy header"),
         ({"opened": {"dtype": "uint32"}}, "uint16 tokens, but dtype=uint32"),
-        ({"opened": {"format": "parquet"}}, "'parquet', expected auto or one"),
     ],
     "raw": [
         ({"name": "a.npy"}, "headerless ids .as OLMo's .npy., give their type, such as dtype="),
         ({"name": "a.npy", "ids": np.frombuffer(CODE, "<u2")}, "bad .npy header"),
         ({"cut": 5}, "5 bytes is not a multiple of 4"),
         ({"opened": {"dtype": "float32"}}, "float32, expected an integer"),
-        ({"opened": {"dtype": "uint17"}}, "'uint17' is not a dtype"),
-        ({"name": "a.xyz"}, "cannot tell its format"),
         ({"name": "a.ds"}, "has no a.ds.index"),
     ],
     "llm.c": [
@@ -107,14 +101,12 @@ BAD = {
         ({"version": 2}, "20240520 version 2, expected"),
         ({"magic": 1, "opened": {"format": "llm.c"}}, "magic 1 version 1"),
         ({"cut": 100}, "100 bytes, expected a header of 1024"),
-        ({"cut": 1600}, "1600 bytes, but its header promises 1624"),
         ({"count": -1}, "1624 bytes, but its header promises"),
     ],
     "megatron": [
         ({"magic": b"MMIDIDX\0\1"}, "a.idx: starts with"),
         ({"version": 2}, "a.idx: version 2, expected 1"),
-        ({"code": 9}, "dtype code 9, expected 1 to 8"),
-        ({"code": 7, "dtype": "<f4"}, "float32, expected an integer"),
+        ({"code": 7, "dtype": "<f4"}, "dtype code 7, expected 1 to 5 or 8"),
         ({"lengths": (100, -50, 250)}, "a.idx: sequence 1"),
         ({"pointers": (0, 200, 301)}, "sequence 2 points at byte"),
         ({"lengths": (100, 50, 100)}, "sequences end at token 250"),
@@ -226,9 +218,10 @@ def test_chunks_of_any_shape_are_written_one_after_the_other(tmp_path):
     assert written.dtype == np.uint16
     assert np.array_equal(np.load(tmp_path / "a.npy"), U2)
     assert write_tokens(tmp_path / "b.npy", [[1, 2]]).dtype == np.uint32
+    assert write_tokens(tmp_path / "b.npy", U2).dtype == np.uint16  # an array is no list of ids
     assert write_tokens(tmp_path / "c.npy", [], dtype="u1").shape == (0,)
     with pytest.warns(UserWarning, match="last 6 tokens"):
-        write_tokens(tmp_path / "d.npy", [U2[:10], U2[10:]], row_len=42)
+        write_tokens(tmp_path / "d.npy", [U2[:10], U2[10:]], row_len=np.int64(42))
     assert np.array_equal(np.load(tmp_path / "d.npy"), U2[:294].reshape(7, 42))
 
 

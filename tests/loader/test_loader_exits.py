@@ -181,7 +181,7 @@ def test_ctrl_c_leaves_no_thread_and_loses_nothing(times, seed):
 
 
 LEAVE = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 from loader_cases import Fetched, Numbers, Stream, values
 from npydata import AsyncDataLoader, LoaderError
 
@@ -220,10 +220,26 @@ def forked():
     assert os.waitpid(child, 0)[1] == 0
     assert values(next(iterator))[0] == 8
 
+class Slow(Stream):
+    def __iter__(self):
+        for number in super().__iter__():
+            time.sleep(0.02)  # a worker is in here when the process forks
+            yield number
+
+def forked_in_a_stream():
+    loader = AsyncDataLoader(Slow(10**5), batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        next(iter(loader))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
 for number, (case, *arguments) in enumerate([
     (in_mid_epoch, Stuck(10**6), 0, 0), (in_mid_epoch, Numbers(10**6), 0, 2),
     (in_mid_epoch, Fetched(10**6), 3, 3), (in_mid_epoch, Stream(10**6), 1, 1),
-    (by_ctrl_c,), (forked,),
+    (by_ctrl_c,), (forked,), (forked_in_a_stream,),
 ]):
     process = os.fork()
     if process == 0:

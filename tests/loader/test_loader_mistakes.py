@@ -1,15 +1,17 @@
 """What used to go wrong without a word."""
 
+import json
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from loader_cases import Fetched, OneBuffer, flat, take, values
+from loader_cases import Fetched, Numbers, OneBuffer, flat, take, values
 from torch.utils.data import IterableDataset
 
 from npydata import (
     AsyncDataLoader,
+    LoaderError,
     MixtureDataset,
     MmapDataset,
     NpyTokensDataset,
@@ -42,6 +44,19 @@ def test_two_seeds_that_differ_are_warned_about_by_name(tokens):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AsyncDataLoader(dataset, seed=5)
+        unseeded = NpyTokensDataset(tokens, 30, without_replacement=True)
+        AsyncDataLoader(unseeded, seed=5)
+    with pytest.raises(LoaderError, match="the ranks cannot agree"):
+        AsyncDataLoader(unseeded, rank=0, world_size=2)
+
+
+def test_integers_of_numpy_make_a_plain_state():
+    loader = AsyncDataLoader(Numbers(40), batch_size=np.int64(4), seed=0)
+    loader.set_epoch(np.int64(2))
+    take(loader, 2)
+    loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    with pytest.raises(ValueError, match="epoch=-1"):
+        loader.set_epoch(-1)
 
 
 # One buffer, filled again and again

@@ -7,9 +7,15 @@ import socket, torch, torch.distributed as dist, torch.multiprocessing as mp
 
 def run(rank, port):
     from loader_cases import Fetched, values
-    from npydata import AsyncDataLoader
+    from npydata import AsyncDataLoader, LoaderError
+    early = AsyncDataLoader(Fetched(40))
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.manual_seed(rank)
+    try:
+        iter(early)
+        raise SystemExit("every rank would have had every sample")
+    except LoaderError as error:
+        assert "make it after init_process_group" in str(error)
     loader = AsyncDataLoader(Fetched(40), batch_size=5)
     found, states = [None, None], [None, None]
     dist.all_gather_object(found, [values(batch) for batch in loader])

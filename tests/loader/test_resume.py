@@ -243,6 +243,7 @@ def test_copies_and_pickles_go_on_from_the_same_place():
     loader = AsyncDataLoader(Fetched(100), batch_size=10, seed=1)
     iterator, _ = take(loader, 4)
     copies = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
+    copy.copy(loader).with_transform(lambda one: 0 * one)
     rest = [values(batch) for batch in iterator]
     for one in copies:
         assert [values(batch) for batch in one] == rest
