@@ -181,7 +181,7 @@ def check(found: Found, files: list[Path]) -> None:
         raise CheckpointError("has no random_states_0.pkl, which is written after the others")
     for file in files:
         check_file(file)
-        if SHARD.search(file.name) and not any(file.parent.glob(f"*{INDEX}")):
+        if SHARD.search(file.name) and not any(file.parent.glob(INDEX)):
             raise CheckpointError(f"{file}: by its name one of several, and there is no index")
     sets = {file.parent for file in files if file.suffix == ".distcp"}
     for folder in sets | ({path} if found.kind == "dcp" else set()):
@@ -190,7 +190,7 @@ def check(found: Found, files: list[Path]) -> None:
 
 def check_file(path: Path) -> None:
     """Refuse a file that is cut off, as far as its header or its zip directory shows."""
-    if path.suffix == ".safetensors" or path.name.endswith(INDEX):
+    if path.suffix == ".safetensors" or fnmatchcase(path.name, INDEX):
         open_checkpoint(path).close()
     elif path.suffix == ".json":
         read_json(path)

@@ -121,7 +121,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
                 ``{"model": model}``. It must have exactly the tensors to load or, with ``names``
                 given, at least those. Values are converted to its dtypes. If tensors are tied, the
                 last in ``into`` wins; others that overlap may get the values of either. Hooks of
-                ``load_state_dict`` are not called.
+                ``load_state_dict`` are not called. An optimizer's settings (lr, betas) are no
+                tensors and stay as they are: they are in ``metadata``.
             progress: Show a bar if loading takes longer than a second.
             verify: Compare what is read, and the headers, with the checksums of a checkpoint of
                 ours. Each checksum covers 64 MiB, all of which is read.

@@ -292,7 +292,8 @@ class LocalFile(File):
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: reads may mix both versions."""
-        if identity(os.fstat(self.descriptor().number)) != self.identity:
+        descriptor = self.descriptor()
+        if identity(os.fstat(descriptor.number)) != self.identity:
             raise self.changed()
 
     def changed(self) -> FormatError:

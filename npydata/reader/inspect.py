@@ -7,6 +7,7 @@ hostile: what is printed can't control the terminal, and each entry fits on a li
 import math
 import os
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from npydata.reader.convert import typed_values
@@ -18,7 +19,7 @@ from npydata.reader.pickle.objects import brief
 from npydata.reader.remote import is_url
 from npydata.system.progress import harmless, human_bytes, printable
 
-ENDINGS = (".pt", ".pth", ".ckpt", ".distcp", ".safetensors", INDEX, METADATA)
+NAMES = ("*.pt", "*.pth", "*.ckpt", "*.distcp", "*.safetensors", f"*{METADATA}", INDEX)
 LABEL_WIDTH, WARNINGS = 56, 50
 
 
@@ -118,4 +119,4 @@ def why_checkpoint(path: str | os.PathLike[str]) -> str | None:
         found = formats_of(file.read(START_BYTES))
     if found:
         return f"it begins like {found[0][0]}"
-    return "its name says so" if name.endswith(ENDINGS) else None
+    return "its name says so" if any(fnmatchcase(name, one) for one in NAMES) else None

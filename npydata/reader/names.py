@@ -22,6 +22,7 @@ UNITS_PER_ENTRY = 16
 """How many characters, or members of containers and sets, count as one entry."""
 NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
+NOT_SAVED = "_non_persistent_buffers_set"
 CONTAINERS, SETS = (dict, list, tuple), (set, frozenset)
 COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec, NumpyArray, NumpyDtype)
 """Types that split a list into entries; a list of only plain values is one entry."""
@@ -32,27 +33,28 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
 
     Raises:
         FormatError: There are far more entries than a pickle of ``nbytes`` holds, or containers
-            are nested too deep, or contain themselves.
+            are nested too deep, or contain themselves. An object may: there it has no parts.
     """
     named: dict[str, Any] = {}
     left = UNITS_PER_ENTRY * (FREE_ENTRIES + nbytes)
-    waiting: list[tuple[str, int, Any]] = [("", 0, root)]
+    waiting: list[tuple[str, tuple[int, ...], Any]] = [("", (), root)]
     while waiting:
-        name, depth, value = waiting.pop()
-        inner = list(parts(value))
+        name, above, value = waiting.pop()
+        is_inside_itself = isinstance(value, UnresolvedObject) and id(value) in above
+        inner = [] if is_inside_itself else list(parts(value))
         looked_through = [value] if isinstance(value, SETS) else containers(value)
         own = UNITS_PER_ENTRY * len(inner) + len(name)
         for length in chain([own], *map(lengths, looked_through)):
             left -= length
             if left < 0:
                 raise FormatError("has far more entries, or longer names, than its size allows")
-        if inner and depth >= MAX_DEPTH:
+        if inner and len(above) >= MAX_DEPTH:
             raise FormatError(f"its containers are nested more than {MAX_DEPTH} deep")
         if is_entry(value, inner):
             named[free_name(name, named)] = value
         for key, part in reversed(inner):
             text = key if isinstance(key, str) else brief(key)
-            waiting.append((f"{name}.{text}" if depth else text, depth + 1, part))
+            waiting.append((f"{name}.{text}" if above else text, (*above, id(value)), part))
     return named
 
 
@@ -91,7 +93,9 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of a value, by key; a list of plain values has none."""
     for one in containers(value):
         if is_module(value):  # None for a missing bias, say
-            yield from (pair for pair in one.items() if pair[1] is not None)
+            hidden = value.state.get(NOT_SAVED)
+            hidden = hidden if isinstance(hidden, SETS) else ()
+            yield from ((k, v) for k, v in one.items() if v is not None and k not in hidden)
         elif isinstance(one, dict):
             yield from one.items()
         elif any(issubclass(kind, COMPOUND) for kind in set(map(type, one))):

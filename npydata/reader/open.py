@@ -23,18 +23,19 @@ from npydata.reader.names import flatten
 from npydata.reader.remote import RemoteFile, is_url
 from npydata.system.threads import without_collecting
 
-INDEX = ".index.json"
-"""The suffix of a sharded set's index."""
+INDEX = "*.index*.json"
+"""The name of a sharded set's index, which may name a variant: ``.index.fp16.json``."""
 MAX_INDEX_BYTES = 1 << 27
 SIBLING = re.compile(r"\w[\w .,+=@~()-]*")
 """A file name beside an index, which no system or URL takes for a path or a command."""
 CHECKPOINT_PATTERNS = (
-    ("model.safetensors", "model_[0-9]*.safetensors"), (f"*.safetensors{INDEX}",), (f"*{INDEX}",),
-    ("*.safetensors",), ("pytorch_model.bin",), ("*.bin", "*.pt", "*.pth", "*.ckpt"),
+    ("model.safetensors", "model_[0-9]*.safetensors"), ("*.safetensors.index*.json",),
+    (INDEX,), ("*.safetensors",), ("pytorch_model.bin",),
+    ("*.bin", "*.pt", "*.pth", "*.ckpt"),
 )  # fmt: skip
 """Which file of a folder is its checkpoint: the first group with a match must match only one file.
 Hugging Face's names are in the order in which ``from_pretrained`` looks for them."""
-IGNORED = (".*", "training_args.bin", f"*.h5{INDEX}", f"*.msgpack{INDEX}")
+IGNORED = (".*", "training_args.bin", "*.h5.index.json", "*.msgpack.index.json")
 """Files to ignore beside them: a trainer's options, and the indexes of other libraries' files."""
 
 
@@ -68,7 +69,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
 
 def open_file(file: File, mmap: bool = True) -> Contents:
     """Return the contents of a file, or of the set that an index lists."""
-    if not str(file.path).split("?")[0].endswith(INDEX):
+    if not fnmatchcase(str(file.path).split("?")[0], INDEX):
         return read_file(file)
     if isinstance(file, RemoteFile):
         return open_index(file, file.sibling)
@@ -113,7 +114,7 @@ def formats_of(start: bytes) -> list[tuple[str, Callable[[Extent], Contents]]]:
 
 
 def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
-    """Open every file that an index lists; values in them that the index doesn't list are ignored.
+    """Open every file that an index lists; tensors in them that the index doesn't list are ignored.
 
     ``open_beside(name)`` opens a file beside the index.
     """
@@ -140,7 +141,9 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
             for name, value in one.leaves.items()
             if name not in root and id(value) in listed
         }
-    return joined(shards.values(), root)
+    made = joined(shards.values(), root)
+    made.values = {name: text for one in shards.values() for name, text in one.values.items()}
+    return made
 
 
 def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[str, Contents]:
@@ -195,7 +198,7 @@ def read_folder(folder: Folder) -> Contents:
     safetensors = [name for name in names if fnmatchcase(name, "[!.]*.safetensors")]
     if (
         safetensors
-        and not any(name.endswith(INDEX) for name in names)
+        and not any(fnmatchcase(name, INDEX) for name in names)
         and is_shard(read_file(folder.open(safetensors[0])))
     ):
         shards = open_shards(safetensors, folder.open).values()
@@ -203,7 +206,7 @@ def read_folder(folder: Folder) -> Contents:
     name = only_checkpoint(folder, names)
     file = folder.open(name)
     try:
-        return open_index(file, folder.open) if name.endswith(INDEX) else read_file(file)
+        return open_index(file, folder.open) if fnmatchcase(name, INDEX) else read_file(file)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
 

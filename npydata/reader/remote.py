@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from functools import lru_cache
 from http.client import HTTPException
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from npydata.reader.file import File, FormatError
 
@@ -78,6 +78,7 @@ class RemoteFile(File):
     def sibling(self, name: str) -> "RemoteFile":
         """Open the file called ``name`` beside this one."""
         query = urlsplit(self.path).query
+        name = quote(name) if self._fetch is fetch_by_http else name
         return RemoteFile(urljoin(self.path, name) + (f"?{query}" if query else ""))
 
 

@@ -247,7 +247,7 @@ def saved_values() -> dict[str, Any]:
             "a": np.arange(6.0).reshape(2, 3),
             "f": np.ones((2, 2), ">i2", order="F"),
             "n": [np.float32(1.5), np.int64(7), np.bool_(True)],
-            "s": np.array([b"ab"]),
+            "s": [np.array([b"ab"]), np.array(["naïve", "😀"]), np.str_("best")],
         },
         "dtypes": [torch.zeros(3, dtype=getattr(torch, name)) for name in late],
         "names of dtypes": [torch.float16, torch.int1, torch.uint7, torch.strided],

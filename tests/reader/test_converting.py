@@ -51,6 +51,7 @@ def test_a_converted_checkpoint_reads_as_its_source(tmp_path_factory, state):
             assert {name: seen(plain(shards[name]), strides=False) for name in shards} == {
                 name: seen(plain(source[name]), strides=False) for name in source
             }
+            assert {name: shards.metadata[name] for name in kept} == kept
 
 
 def test_a_prefix_is_taken_off_and_its_ties_are_kept(tmp_path):

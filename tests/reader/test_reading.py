@@ -313,6 +313,7 @@ def test_whatever_nests_plain_tensors_is_a_container_of_them(tmp_path):
 
 def test_a_pickled_module_has_the_names_of_its_state_dict(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.BatchNorm1d(2))
+    model[0].register_buffer("frequencies", torch.ones(2), persistent=False)
     with open_checkpoint(saved(model, tmp_path / "a.pt")) as checkpoint:
         assert list(checkpoint) == list(model.state_dict())
         assert not checkpoint.metadata
@@ -322,11 +323,33 @@ class Index:
     """A key, as the metadata of ``torch.distributed.checkpoint`` has one for each chunk."""
 
 
-@pytest.mark.parametrize("key", [lambda _: Index(), lambda number: (str(number), "merge")])
-def test_a_dictionary_may_have_many_keys_that_no_file_can_choose(tmp_path, key):
-    values = {key(number): number for number in range(30_000)}
+class Node:
+    """An object that leads back to itself, as those of OmegaConf do."""
+
+    def __init__(self):
+        self.weight, self.children = torch.ones(2), [self]
+
+
+def test_tensors_in_objects_that_lead_back_to_themselves_are_read(tmp_path):
+    with open_checkpoint(saved({"config": Node(), "w": torch.ones(3)}, tmp_path / "a.pt")) as found:
+        assert {name: len(one) for name, one in found.items()} == {"config.weight": 2, "w": 3}
+        assert found.tree()["w"].shape == (3,)
+
+
+def test_text_of_numpy_is_data(tmp_path):
+    state = {"names": np.array(["naïve"]), "best": np.str_("epoch3")}
+    with open_checkpoint(saved(state, tmp_path / "a.pt")) as found:
+        assert dict(found.metadata) == state
+
+
+KEYS = [lambda _: Index(), lambda k: (str(k), "merge"), lambda k: (k, k + 1), lambda k: k << 30]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_dictionary_may_have_many_keys(tmp_path, key):
+    values = {key(number): number for number in range(60_000)}
     with open_checkpoint(saved({"values": values}, tmp_path / "a.pt")) as checkpoint:
-        assert [*checkpoint.tree()["values"].values()] == [*range(30_000)]
+        assert [*checkpoint.tree()["values"].values()] == [*range(60_000)]
 
 
 def test_the_level_of_storages_gives_bytes(tmp_path):
@@ -402,6 +425,7 @@ def test_reading_from_a_handler_and_from_del_in_the_middle_of_a_load(tmp_path):
 
 FEW_DESCRIPTORS = """
 import json, resource, sys, torch
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from safetensors.torch import save_file
 from npydata import open_checkpoint
@@ -412,6 +436,8 @@ where = {f"w{k}": f"s{k:05d}.safetensors" for k in range(shards)}
 (folder / "m.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 with open_checkpoint(folder) as checkpoint:
+    is_right = lambda k: float(checkpoint.get_slice(f"w{k % shards}")[:1]) == k % shards
+    assert all(ThreadPoolExecutor(8).map(is_right, range(20 * shards)))
     assert all(float(checkpoint[f"w{k}"][0]) == k for k in range(shards))
     assert all(float(one[0]) == k for k, one in enumerate(checkpoint.load().values()))
 """

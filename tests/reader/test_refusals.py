@@ -90,6 +90,8 @@ def test_a_name_that_is_not_there_is_answered_with_the_one_that_was_meant(tmp_pa
     with open_checkpoint(torch_file(tmp_path / "a.pt")) as checkpoint:
         with pytest.raises(KeyError, match=r"no tensor 'w'.*did you mean 'model\.w'\?"):
             checkpoint["w"]
+        with pytest.raises(KeyError, match="no tensor 1"):
+            checkpoint[1]
         with pytest.raises(KeyError, match="see metadata"):
             checkpoint["step"]
         with pytest.raises(CheckpointError, match=r"no name begins with 'modle.'"):

@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         server.requests += 1
-        name = self.path.strip("/").split("?")[0]
+        name = unquote(self.path.strip("/").split("?")[0])
         targets = {
             "redirects": server.url(name),
             "another scheme": f"file://{server.folder}/{name}",
@@ -79,8 +80,8 @@ def written(folder, kind, count, numel):
         return "a.safetensors"
     if kind == "sharded":
         for k, (name, one) in enumerate(state.items()):
-            save_file({name: one}, folder / f"s{k}.safetensors")
-        where = {name: f"s{k}.safetensors" for k, name in enumerate(state)}
+            save_file({name: one}, folder / f"s {k}.safetensors")
+        where = {name: f"s {k}.safetensors" for k, name in enumerate(state)}
         (folder / "a.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
         return "a.safetensors.index.json"
     torch.save(state, folder / "a.pt", _use_new_zipfile_serialization=kind == "zip")

@@ -18,7 +18,7 @@ def written(folder, names):
     """Files that hold a tensor of their own name; an index names all that are called like it."""
     folder.mkdir(exist_ok=True, parents=True)
     for name in names:
-        if name.endswith(".index.json"):
+        if ".index." in name:
             kind = "bin" if ".bin" in name else "safetensors"
             shards = [one for one in names if one.endswith(kind) and "-of-" in one]
             content = {"weight_map": {one: one for one in shards or ["gone"]}}
@@ -40,6 +40,7 @@ LAYOUTS = {
     "one file before several": ([MODEL, *HALVES, f"{MODEL}.index.json"], [MODEL]),
     "a variant in several files": (
         [MODEL, *HALVES, "model.safetensors.index.fp32.json", BIN, "flax_model.msgpack"], [MODEL]),
+    "only a variant": ([*HALVES, "model.safetensors.index.fp32.json"], HALVES),
     "safetensors first": ([*HALVES, f"{MODEL}.index.json", *SHARDS, f"{BIN}.index.json"], HALVES),
     "a trainer's options": (["model.pt", "training_args.bin"], ["model.pt"]),
     "an index of safetensors of any name": ([*HALVES, "model.index.json"], HALVES),

@@ -9,8 +9,9 @@ the second kind pushes an inert description from :mod:`~npydata.reader.pickle.to
 import pickletools
 import re
 import struct
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +23,15 @@ from npydata.reader.pickle.torch import find_class, reduce
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
 MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
-FREE_STEPS, STEPS_PER_COPY = 1 << 28, 1 << 7
-"""Steps that a pickle of any size may take: a comparison is one, a copied value is
-``STEPS_PER_COPY``. Each byte of the pickle allows one copy more."""
+FREE_COPIES = 1 << 21
+"""How many values a pickle of any size may copy; each byte of it allows one more."""
+FREE_S, S_PER_BYTE = 2.0, 2e-6
+"""How much time a pickle may take if it has keys whose hashes a file can choose so that they
+collide: a dictionary then compares each with all others. Honest ones take 4e-7 seconds a byte."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
-SMALL_KEY, RANDOM_HASHES = 1 << 20, {str, bytes, UnresolvedObject}
-"""A file can choose numbers, and tuples of them, whose hashes collide, so that a dictionary has to
-compare all its keys to find one. It can't with smaller integers, or with types whose hashes differ
-in each process."""
+RANDOM_HASHES = {str, bytes, UnresolvedObject}
+"""Types whose hashes differ in each process."""
 
 DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
@@ -60,7 +61,8 @@ class PickleMachine:
         self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
-        self._steps_left = FREE_STEPS + STEPS_PER_COPY * len(data)
+        self._copies_left = FREE_COPIES + len(data)
+        self._deadline = time.thread_time() + FREE_S + S_PER_BYTE * len(data)
 
     def run(self) -> Any:
         """Return what the pickle builds; ``at`` is then the byte after it.
@@ -109,11 +111,11 @@ class PickleMachine:
             raise TruncatedError("the pickle ends within a line")
         return self.take(stop + 1 - self.at)[:-1]
 
-    def spend(self, copied: int, compared: int = 0) -> None:
-        """Count copies and comparisons: a short file could ask for a great many."""
-        self._steps_left -= STEPS_PER_COPY * copied + compared
-        if self._steps_left < 0:
-            raise ValueError("takes far more work than the pickle's size allows")
+    def spend(self, copied: int) -> None:
+        """Count copies: a short file could ask for a great many."""
+        self._copies_left -= copied
+        if self._copies_left < 0:
+            raise ValueError("makes far more copies than the pickle's size allows")
 
     # Values, the stack and the memo
 
@@ -217,31 +219,25 @@ class PickleMachine:
     def add(self, target: set[Any], items: Iterable[Any]) -> set[Any]:
         """Add members to a set, and return it."""
         for item in items:
-            target.add(self.key(item, target))
+            target.add(self.key(item))
         return target
 
     def update(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         """Store pairs in a dictionary, and return it."""
         for key, value in pairs:
-            target[key if type(key) is str else self.key(key, target)] = value
+            target[key if type(key) is str else self.key(key)] = value
         return target
 
-    def key(self, key: Any, others: Collection[Any]) -> Any:
-        """Return a key, after counting the work to hash it and to find it among others.
+    def key(self, key: Any) -> Any:
+        """Return a key, unless keys have taken too long by now.
 
         Raises:
-            ValueError: It takes too much work.
+            ValueError: They have.
         """
-        kind = type(key)
-        if kind in RANDOM_HASHES or (kind is int and 0 <= key < SMALL_KEY):
-            return key
-        parts = key if isinstance(key, tuple | frozenset) else ()
-        if parts and RANDOM_HASHES.issuperset(map(type, parts)):
-            others = ()
-        size = 1 + len(parts) + (key.bit_length() // 60 if kind is int else 0)
-        self.spend(len(parts), compared=size * (1 + len(others)))
-        for part in parts:
-            self.key(part, others)
+        if type(key) not in RANDOM_HASHES and time.thread_time() > self._deadline:
+            raise ValueError("takes far longer than the pickle's size allows")
+        for part in key if isinstance(key, tuple | frozenset) else ():
+            self.key(part)  # hashing a tuple of tuples that are one and the same takes very long
         return key
 
     # Names and calls: nothing is imported or called

@@ -19,8 +19,8 @@ from npydata.reader.file import FormatError
 from npydata.reader.pickle.objects import Global, UnresolvedObject, brief, counts
 
 ENCODINGS = ("latin1", "latin-1", "utf-8", "ascii")
-PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|S[1-9]\d{0,3}")
-"""numpy's dtypes whose elements are only bytes."""
+PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[SU][1-9]\d{0,3}")
+"""numpy's dtypes whose elements are numbers, bytes or text."""
 LAYOUTS = {str(one): str(one) for one in vars(torch).values() if isinstance(one, torch.layout)}
 
 

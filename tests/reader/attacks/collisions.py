@@ -32,8 +32,8 @@ from attacks.containers import pickles
 
 refused, harmless = of_family(__name__)
 
-FILLED, PLACES = 60_000, 1 << 17
-"""A table of 2^17 places is for 43,691 to 87,381 keys."""
+FILLED, PLACES = 120_000, 1 << 18
+"""A table of 2^18 places is for 87,382 to 174,762 keys."""
 
 
 @cache
@@ -59,7 +59,7 @@ def walkers(candidates):
 
 
 @cache
-def colliding(count=27_000):
+def colliding(count=54_000):
     """Integers of which as many walk as ``count`` says; no smaller ones than 2^17."""
     dice = np.random.default_rng(0)
     some = np.empty(0, np.int64)
@@ -69,7 +69,7 @@ def colliding(count=27_000):
 
 
 def keys_whose_places_are_taken():
-    """Have 27,000 keys whose places are taken."""
+    """Have 54,000 keys whose places are taken."""
     keys = b"".join(integer(key) + NONE for key in colliding())
     return program(dict_of(keys))
 
@@ -106,8 +106,8 @@ pickles(harmless, {
 
 @harmless  # in some seconds
 def notes_whose_places_are_taken(folder):
-    """Have notes with 27,000 keys whose places are taken."""
-    pairs = ",".join(f"[{key},0]" for key in colliding())
+    """Have notes with 7,000 keys whose places are taken."""
+    pairs = ",".join(f"[{key},0]" for key in colliding()[: FILLED + 7000])
     notes = '{"values":{"v":{"$dict":[' + pairs + "]}}}"
     header = {"__metadata__": {"npydata": notes}, "w": entry("U8", [1], 0, 1)}
     return safetensors_file(folder / "a.safetensors", header, payload(1))
