@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from npydata import PackedDataset
+from npydata import NpyDataError, PackedDataset
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,10 @@ def main() -> None:
     parser.add_argument("--eot-id", type=int)
     parser.add_argument("--seq-len", type=int, default=256)
     args = parser.parse_args()
-    rows = PackedDataset(args.tokens, args.seq_len, eot_id=args.eot_id)
+    try:
+        rows = PackedDataset(args.tokens, args.seq_len, eot_id=args.eot_id)
+    except NpyDataError as error:
+        parser.error(str(error))
     batch = rows.fetch(range(min(4, len(rows))))
     torch.manual_seed(0)
     model = TinyModel(int(batch.inputs.max()) + 1, args.seq_len)

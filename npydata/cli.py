@@ -5,6 +5,7 @@ On bad input a command prints one line on stderr and exits with 2; after Ctrl-C 
 """
 
 import argparse
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,10 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         run: Callable[[argparse.Namespace], int] = args.run
+        if run is not run_trace and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         with warnings.catch_warnings():
             warnings.showwarning = show_warning
             code = run(args)
-        sys.stdout.flush()
+        with suppress(AttributeError, ValueError):  # there is no stdout, or a script closed it
+            sys.stdout.flush()
     except SystemExit as stop:  # argparse has printed its message
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     except KeyboardInterrupt:
@@ -267,7 +272,7 @@ def run_verify(args: argparse.Namespace) -> int:
     found = scan(args.path)
     if is_ours and found and found[0].kind == "npydata" and found[0].complete:
         try:
-            verify_checkpoint(args.path)
+            verify_checkpoint(args.path, progress=not args.quiet)
         except CheckpointError as error:
             found[0].why = one_line(error)
     newest = next((one for one in found if one.complete), None)
@@ -313,9 +318,10 @@ PREPARE = Command(
     description="""\
 Turn text into a token file that npydata, and every tool that reads .npy, can train from.
 
-TEXT is a file, a folder (read recursively and in sorted order; hidden entries, symbolic links and
-binary files are skipped) or a pattern such as 'data/*.txt'. Every file is one document, and
-the token <|endoftext|> follows each. The tokenizer is saved beside the token file.
+TEXT is a file, a folder (read recursively and in sorted order; hidden entries, symbolic links,
+binary files and what prepare wrote are skipped) or a pattern such as 'data/*.txt'. Every file is
+one document, and the token <|endoftext|> follows each. The tokenizer is saved beside the token
+file.
 
 The text may be larger than memory. A byte that is not UTF-8 becomes U+FFFD, and the last line says
 how many there were. The same text always gives the same file. If the run fails or is killed, the
@@ -489,7 +495,11 @@ and chrome://tracing open.""",
             "help": "end the script after N optimizer steps, as sys.exit() would",
         },
         "script": {"type": Path, "metavar": "SCRIPT", "help": "a Python file"},
-        "args": {"nargs": argparse.REMAINDER, "metavar": "ARGS", "help": "arguments of the script"},
+        "args": {
+            "nargs": argparse.REMAINDER,
+            "metavar": "ARGS",
+            "help": "arguments of the script; if the first is --, write it twice",
+        },
     },
     examples="""\
 examples:

@@ -52,21 +52,25 @@ LIBRARIES = (
 """Prefixes of the names of files that are not part of the script."""
 
 CALLS = {
-    "torch": {"save": "save", "load": "load"},
+    "torch.serialization": {"save": "save", "load": "load"},
+    "torch.distributed.checkpoint.state_dict_saver": {"save": "save", "async_save": "save"},
+    "torch.distributed.checkpoint.state_dict_loader": {"load": "load"},
     "safetensors.torch": {"save_file": "save", "load_file": "load"},
-    "torch.distributed.checkpoint": {"save": "save", "async_save": "save", "load": "load"},
-}
-"""Which part each function belongs to, by module; below, the same for our functions and methods."""
-OURS = {
-    "save_checkpoint": "save", "load_checkpoint": "load", "load_distributed": "load",
-    "open_checkpoint": "load",
-}  # fmt: skip
-METHODS = {
-    "AsyncCheckpointer": {
-        "prepare": "save", "save": "save", "save_distributed": "save", "wait": "save",
+    "npydata.checkpointer.checkpointer": {"save_checkpoint": "our save"},
+    "npydata.checkpointer.load": {"load_checkpoint": "our load"},
+    "npydata.distributed.load": {"load_distributed": "our load"},
+    "npydata.distributed.save": {
+        "AsyncCheckpointer.prepare": "our save",
+        "AsyncCheckpointer.save": "our save",
+        "AsyncCheckpointer.save_distributed": "our save",
+        "AsyncCheckpointer.wait": "our save",
     },
-    "LazyCheckpoint": {"load": "load"},
-}  # fmt: skip
+    "npydata.reader.checkpoint": {"LazyCheckpoint.load": "our load"},
+    "npydata.reader.open": {"open_checkpoint": "our load"},
+}
+"""Which part each function and method belongs to, by the module that defines it: others import it
+from there, and pickle looks it up there."""
+LOADERS = {"torch.utils.data": "DataLoader", "npydata.loader.loader": "AsyncDataLoader"}
 
 ADVICE = {
     "items": "items are fetched one by one; a dataset that takes a list of indices needs a batch "
@@ -110,7 +114,7 @@ class Tracer:
         self._unclear: list[tuple[int, float, float]] = []
         """Times after a batch: counted as step if one follows, else (an evaluation) as other."""
 
-    def timed(self, part: str, function: Callable[..., Any], rule: str = "") -> Callable[..., Any]:
+    def timed(self, part: str, function: Callable[..., Any], rule: str) -> Callable[..., Any]:
         """Return the function, timed as a part; timed calls inside it are not counted again."""
 
         @functools.wraps(function)
@@ -201,7 +205,7 @@ class Tracer:
         self._inside = False
         self._add(part, site, self._mark, now := perf_counter())
         self._mark = now
-        if rule:
+        if rule in ADVICE:
             self.advice[site] = ADVICE[rule].format(batch=batch or 32)
 
     def _close_gap(self, site: str) -> None:
@@ -325,34 +329,23 @@ class AfterImport(importlib.abc.MetaPathFinder):
 def install(tracer: Tracer) -> None:
     """Time what the script will import and call."""
 
-    def functions(module: ModuleType) -> None:
-        for name, part in CALLS[module.__name__].items():
-            setattr(module, name, tracer.timed(part, getattr(module, name), part))
+    def functions(module: Any) -> None:
+        for name, rule in CALLS[module.__name__].items():
+            *classes, last = name.split(".")
+            home = functools.reduce(getattr, classes, module)
+            timed = tracer.timed(rule.removeprefix("our "), getattr(home, last), rule)
+            setattr(home, last, timed)
 
     def loaders(module: ModuleType) -> None:
-        module.DataLoader.__iter__ = tracer.batches(module.DataLoader.__iter__)
+        loader = getattr(module, LOADERS[module.__name__])
+        loader.__iter__ = tracer.batches(loader.__iter__)
 
     def optimizers(module: ModuleType) -> None:
         module.register_optimizer_step_post_hook(tracer.step_done)
 
-    resolve = npydata.__getattr__
-
-    @functools.cache
-    def ours(name: str) -> Any:
-        value = resolve(name)
-        rule = {"save": "our save"}.get
-        if part := OURS.get(name):
-            return tracer.timed(part, value, rule(part, ""))
-        for method, part in METHODS.get(name, {}).items():
-            setattr(value, method, tracer.timed(part, getattr(value, method), rule(part, "")))
-        if name == "AsyncDataLoader":
-            value.__iter__ = tracer.batches(value.__iter__)
-        return value
-
-    npydata.__getattr__ = ours
     calls: dict[str, Callable[[ModuleType], object]] = {
         **dict.fromkeys(CALLS, functions),
-        "torch.utils.data": loaders,
+        **dict.fromkeys(LOADERS, loaders),
         "torch.optim.optimizer": optimizers,
     }
     sys.meta_path.insert(0, AfterImport(calls))
@@ -367,15 +360,17 @@ def run(
     optimizer steps, as ``sys.exit(0)`` would.
 
     Raises:
-        NpyDataError: There is no such script, no folder for ``out``, or ``steps`` is less than 1.
+        NpyDataError: There is no such script, ``out`` can't be a file, or ``steps`` is less than 1.
     """
     if not script.is_file():
         raise NpyDataError(f"{script}: no such script, expected a Python file")
-    if out is not None and not out.absolute().parent.is_dir():
-        raise NpyDataError(f"{out}: its folder does not exist")
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise NpyDataError(f"{out}: expected the name of a file in a folder that exists")
     if steps is not None and steps < 1:
         raise NpyDataError(f"steps={steps}, expected at least 1")
     tracer, process = Tracer(steps), os.getpid()
+    # The script may change folder, and replace or close the streams.
+    out, stdout, stderr = out and out.absolute(), sys.stdout, sys.stderr
     sys.argv[:] = [str(script), *arguments]
     sys.path[0] = str(script.resolve().parent)
     install(tracer)
@@ -384,8 +379,10 @@ def run(
     finally:
         tracer.finish()
         if os.getpid() == process:  # and not a child that the script forked
-            sys.stdout.flush()
-            print(tracer.text(script.name), file=sys.stderr)
+            with suppress(AttributeError, ValueError):
+                stdout.flush()
+            with suppress(AttributeError, ValueError):
+                stderr.write(f"{tracer.text(script.name)}\n")
             if out is not None:
                 tracer.write(out)
 

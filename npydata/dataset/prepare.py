@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npydata.dataset.documents import record_documents, record_path
+from npydata.dataset.documents import RECORD_SUFFIX, record_documents
 from npydata.dataset.token_file import write_tokens
 from npydata.dataset.windows import TokenArray
 from npydata.errors import NpyDataError
@@ -40,6 +40,8 @@ SPAN_BYTES = 64 << 10
 """The training sample is taken in spans of this many bytes."""
 PYTHON_CORPUS_SKIPS = ("site-packages", "dist-packages")
 """Folders inside the standard library's that hold third-party packages."""
+BESIDE_TOKENS = (".tokenizer.json", f".npy{RECORD_SUFFIX}")
+"""How the files end that ``prepare`` writes beside a token file."""
 WHOLE_WORDS = re.compile(r".*\S(?= \S)|.*\S(?=\s\S)", re.DOTALL)
 """Ends before a space between words, where a byte-level BPE splits anyway: cutting there changes no
 token. Where there is none, before a newline or tab."""
@@ -108,7 +110,7 @@ def prepare(
     for name in names:
         if os.path.realpath(name) in map(os.path.realpath, (out, saved_tokenizer)):
             raise NpyDataError(f"{os.fspath(name)}: is both a source and what would be written")
-    files = list_sources(names, exclude=(out, saved_tokenizer, record_path(out)))
+    files = list_sources(names)
     if python_text:
         files += list_sources(python_corpus(), suffix=".py", skip_folders=PYTHON_CORPUS_SKIPS)
     if not files:
@@ -156,22 +158,21 @@ class Source(NamedTuple):
 def list_sources(
     names: Iterable[str | os.PathLike[str]],
     *,
-    exclude: Iterable[str | os.PathLike[str]] = (),
     suffix: str = "",
     skip_folders: Collection[str] = (),
 ) -> list[Source]:
     """Return the text files that ``names`` (files, folders, patterns) refer to.
 
     Names keep their order. A folder is read recursively and sorted by path; hidden entries,
-    symbolic links, empty and binary files in it are skipped. A file named twice is read once, one
-    in ``exclude`` never. In folders, only names that end in ``suffix`` count, and folders named in
-    ``skip_folders`` are not entered.
+    symbolic links, empty and binary files in it are skipped. What ``prepare`` writes beside token
+    files is read only if named itself. A file named twice is read once. In folders, only names that
+    end in ``suffix`` count, and folders named in ``skip_folders`` are not entered.
 
     Raises:
         OSError: A name does not exist, or any file or folder cannot be read.
         NpyDataError: A pattern matches nothing, or a file given by name is binary.
     """
-    seen = {os.path.realpath(path) for path in exclude}
+    seen = set()
     files = []
     for name in names:
         if not os.fspath(name):  # Path("") is the current folder, all of it
@@ -182,7 +183,8 @@ def list_sources(
             if not roots:
                 raise NpyDataError(f"{os.fspath(name)}: no file matches this pattern")
         for path in chain(*(walk(r, suffix, skip_folders) if r.is_dir() else [r] for r in roots)):
-            if (real := os.path.realpath(path)) in seen:
+            is_ours = path.name.endswith(BESIDE_TOKENS) and path != Path(name)
+            if is_ours or (real := os.path.realpath(path)) in seen:
                 continue
             seen.add(real)
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
@@ -205,8 +207,9 @@ def walk(folder: Path, suffix: str, skip_folders: Collection[str]) -> list[Path]
     found = []
     for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if name[0] != "." and name not in skip_folders]
-        for path in (Path(parent, name) for name in names if name[0] != "."):
-            if path.name.endswith(suffix) and stat.S_ISREG(path.lstat().st_mode):
+        for name in names:
+            path = Path(parent, name)
+            if name[0] != "." and name.endswith(suffix) and stat.S_ISREG(path.lstat().st_mode):
                 found.append(path)
     return sorted(found)
 

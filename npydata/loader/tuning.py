@@ -98,7 +98,7 @@ def recommend(
     configs = {
         (w, p): replace(base, num_workers=w, prefetch_factor=p)
         for w, p in CANDIDATES
-        if w <= max(1, os.cpu_count() or 1)
+        if w <= (os.cpu_count() or 1)
     }
     makers = {setting: partial(AsyncDataLoader, dataset, one) for setting, one in configs.items()}
     turns = times_in_turn(makers, seconds / len(makers) / repeats, repeats)
@@ -150,10 +150,12 @@ def epochs_of(loader: Iterable[Any]) -> Iterator[Any]:
 
 def seconds_each(batches: Iterator[Any], seconds: float) -> float:
     """Take batches for ``seconds``, at least two of them, and return the seconds per batch."""
-    count, begin, passed = 0, time.perf_counter(), 0.0
+    count, passed = 0, 0.0
+    begin = time.perf_counter()
     while passed < seconds or count < 2:
         next(batches)
-        count, passed = count + 1, time.perf_counter() - begin
+        count += 1
+        passed = time.perf_counter() - begin
     return passed / count
 
 
@@ -210,11 +212,21 @@ def sweep(
     def make(name: str, workers: int, prefetch: int) -> Iterable[Any]:
         if name == "ours":
             return AsyncDataLoader(
-                ours, batch_size=batch_size, num_workers=workers, prefetch_factor=prefetch, seed=0
+                ours,
+                batch_size,
+                num_workers=workers,
+                prefetch_factor=prefetch,
+                drop_last=True,
+                seed=0,
             )
         dataset = ours if name == "ours in DataLoader" else naive
         return DataLoader(
-            dataset, batch_size, shuffle=True, num_workers=workers, prefetch_factor=prefetch or None
+            dataset,
+            batch_size,
+            shuffle=True,
+            num_workers=workers,
+            prefetch_factor=prefetch or None,
+            drop_last=True,
         )
 
     if unknown := set(loaders) - set(LOADERS):

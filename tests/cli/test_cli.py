@@ -1,6 +1,7 @@
 """The command line: what it prints, what it exits with, and that bad input is one line."""
 
 import datetime
+import io
 import json
 import os
 import pickle
@@ -125,7 +126,8 @@ BAD_INPUT = {
     "convert t.txt out.safetensors": "t.txt",
     "convert no-such.pt out.safetensors": "no-such.pt",
     "trace no-such.py": "no-such.py: no such script, expected a Python file",
-    "trace --out no-such/t.json t.txt": "no-such/t.json: its folder does not exist",
+    "trace --out no-such/t.json t.txt": "no-such/t.json: expected the name of a file",
+    "trace --out . t.txt": ".: expected the name of a file",
     "verify no-such": "no-such: there is no such file or folder",
     "verify no-such.safetensors": "no-such.safetensors: there is no such file or folder",
 }
@@ -240,6 +242,13 @@ def test_a_name_that_is_not_utf8_is_shown_in_full(capsys):
     assert r"caf\xe9.npy" in succeeds(capsys, f"inspect {name}")
 
 
+@pytest.mark.parametrize("stdout", [None, io.TextIOWrapper(io.BytesIO(), "ascii")])
+def test_a_command_succeeds_whatever_its_output_can_show(rows, monkeypatch, stdout):
+    Path("rows.npy").rename("é.npy")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert main(["inspect", "é.npy"]) == 0
+
+
 @pytest.fixture
 def model():
     """A checkpoint with a tie, a value, and one that code would have to make."""
@@ -306,6 +315,7 @@ def test_convert_names_at_most_a_few_of_what_it_left_out(capsys):
 @pytest.mark.parametrize("quiet", ["", "-q", "--quiet"])
 @pytest.mark.parametrize("module, line", [(convert_module, "convert model.pt out.safetensors"),
                                           (load_module, "verify saved"),
+                                          (load_module, "verify saved --json"),
                                           (prepare_module, "prepare t.txt -o o.npy")])  # fmt: skip
 def test_a_bar_is_shown_unless_it_is_to_be_quiet(model, monkeypatch, module, line, quiet):
     seen, bar = [], module.ProgressBar

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from token_builders import write_documents
+from token_builders import write, write_documents
 
 from npydata import PackedDataset
 
@@ -41,3 +41,10 @@ def test_both_masks_give_the_same_and_none_does_not(tmp_path, monkeypatch, capsy
     plain, flex, none = (line.split()[0] for line in capsys.readouterr().out.splitlines())
     assert float(plain) == pytest.approx(float(flex), rel=1e-4)
     assert float(plain) != pytest.approx(float(none), rel=1e-4)
+
+
+def test_a_file_that_does_not_say_where_documents_end_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["masks.py", str(write(tmp_path / "a.npy"))])
+    with pytest.raises(SystemExit):
+        masks.main()
+    assert "expected eot_id=" in capsys.readouterr().err.splitlines()[-1]

@@ -91,6 +91,11 @@ def test_each_part_has_the_time_that_the_script_measured_itself(tmp_path):
     ("import sys; sys.exit('wrong')", 1, "wrong\n"),
     ("raise ValueError('no')", 1, "ValueError: no"),
     ("print('fine')", 0, ""),
+    ("import sys; sys.stdout.close()", 0, ""),
+    ("import sys; sys.stdout = None", 0, ""),
+    ("import sys\nwith open('log', 'w') as f: sys.stdout = sys.stderr = f", 0, ""),
+    ("import pickle, torch; pickle.dumps([torch.save, torch.load])", 0, ""),
+    ("import pickle, npydata; pickle.dumps(npydata.open_checkpoint)", 0, ""),
     ("from npydata import NpyDataError; raise NpyDataError('mine')", 1, "NpyDataError: mine"),
 ])  # fmt: skip
 def test_the_exit_code_and_the_output_are_the_script_s(tmp_path, code, exit_code, said):
@@ -145,9 +150,10 @@ def test_steps_end_the_script_early(tmp_path):
 
 
 EVALUATION = """
+import os
 import time
 import torch
-from npydata import AsyncCheckpointer, AsyncDataLoader
+from npydata import AsyncCheckpointer, AsyncDataLoader, open_checkpoint
 from torch.utils.data import DataLoader
 
 class Data(torch.utils.data.Dataset):
@@ -167,10 +173,13 @@ with AsyncCheckpointer() as checkpointer:
     checkpointer.save("run/a", model.state_dict())
 torch.save(torch.zeros(3), "a.pt")
 torch.load("a.pt")
+os.chdir("run")
+with open_checkpoint("a") as checkpoint:
+    checkpoint.load()
 """
 
 
-def test_an_evaluation_is_other_and_our_saves_and_loads_are_seen(tmp_path):
+def test_an_evaluation_is_other_and_our_saves_and_loads_are_seen_in_every_folder(tmp_path):
     done = trace(tmp_path, EVALUATION, "--out", "t.json")
     assert done.returncode == 0, done.stderr
     found = parts(done.stderr)
@@ -180,4 +189,4 @@ def test_an_evaluation_is_other_and_our_saves_and_loads_are_seen(tmp_path):
     saved = {event["args"]["at"] for event in events if event["name"] == "save"}
     lines = EVALUATION.splitlines()
     assert {f"script.py:{1 + lines.index(line)}" for line in lines if "save(" in line} <= saved
-    assert [event["name"] for event in events].count("load") == 1
+    assert [event["name"] for event in events].count("load") == 3

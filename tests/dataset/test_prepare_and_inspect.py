@@ -46,7 +46,7 @@ def test_the_tokens_decode_to_the_text_with_an_end_after_every_document(capsys):
         PackedDataset("o.npy", 8)
 
 
-def test_sources_are_files_folders_and_patterns_in_order(tmp_path, capsys):
+def test_sources_are_files_folders_and_patterns_in_order(capsys):
     for name, content in {
         "r/a.txt": "first ",
         "r/b/z.txt": "second ",
@@ -55,18 +55,20 @@ def test_sources_are_files_folders_and_patterns_in_order(tmp_path, capsys):
         "r/.hidden": "no",
         "r/.git/config": "no",
         "r/image.png": "\0",
+        "r/old.npy.documents": "no",
+        "r/old.tokenizer.json": "no",
         "outside.txt": "no",
     }.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
-    Path("r/link.txt").symlink_to(tmp_path / "outside.txt")
-    Path("r/up").symlink_to(tmp_path, target_is_directory=True)
+    Path("r/link.txt").symlink_to("../outside.txt")
+    Path("r/up").symlink_to("..", target_is_directory=True)
     os.mkfifo("r/pipe")
     for given, expected in (
         (["r"], "first |second |third |"),
         (["r"], "first |second |third |"),  # its own output is not read the next time
         (["r/b.txt", "r"], "third |first |second |"),
-        (["r/*.txt", "r/link.txt"], "first |third |no|"),
+        (["r/*.[td]*", "r/link.txt"], "first |third |no|"),
     ):
         run("prepare", *given, "-o", "r/o.npy", "--vocab-size", 300, "-q")
         assert text_of("r/o.npy") == expected
