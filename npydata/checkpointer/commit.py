@@ -183,6 +183,12 @@ def require_replaceable(folder: Path) -> None:
     latest = folder.parent / LATEST
     if latest.exists() and not (latest.is_symlink() or latest.is_file()):
         raise CheckpointError(f"{latest}: is no file, expected one that names a checkpoint")
+    with suppress(OSError):  # DeepSpeed's ``latest`` names one of its own
+        named = named_latest(folder.parent)
+        if named and (names := os.listdir(named)) and {MANIFEST, TRAINING}.isdisjoint(names):
+            raise CheckpointError(
+                f"{latest}: names {named.name!r}, which is no checkpoint of ours: save elsewhere"
+            )
     why = None
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         why = "is a file or a link, expected a folder or nothing"
@@ -353,7 +359,7 @@ def named_latest(root: Path) -> Path | None:
     name = ""
     with suppress_missing(INCONCLUSIVE | DENIED):
         name = os.fsdecode(read_small(root / LATEST, 4096)).removesuffix("\n")
-    if name in ("", ".", "..") or name != Path(name).name or "\0" in name:
+    if name in ("", "..") or name != Path(name).name or "\0" in name:
         return None
     return root / name
 

@@ -77,13 +77,15 @@ def flatten(part: str, state: Any) -> FlatState:
         except UnicodeEncodeError:
             raise refused(path, "a name that is not text") from None
         tensors[name] = tensor
+        mine = local(tensor)
         if (
             torch.nn.parameter.is_lazy(tensor)
             or tensor.is_nested
-            or (tensor.layout is not torch.strided or not tensor.numel())
+            or tensor.layout is not torch.strided
+            or not mine.numel()  # a rank's empty shard, for example: it has no address
         ):
             return name  # most of these are refused by require_storable
-        same = at_address.setdefault(local(tensor).data_ptr(), [])
+        same = at_address.setdefault(mine.data_ptr(), [])
         key = same and alias_key(tensor)
         for first in same:
             if key == alias_key(tensors[first]):
@@ -175,6 +177,7 @@ class StagingBuffer:
         self._pinned = False
         self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
+    @torch.inference_mode(False)  # memory made in inference mode can be filled only there
     def reserve(self, nbytes: int, *, pin: bool = False) -> torch.Tensor:
         """Return ``nbytes`` of memory, whose content is undefined.
 

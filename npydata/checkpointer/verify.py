@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -96,7 +97,7 @@ def scan(root: str | os.PathLike[str]) -> list[Found]:
     for one in found:
         compare_siblings(one, found)
     found.sort(key=lambda one: (one.changed, str(one.path)), reverse=True)
-    if all(one.sequence for one in found):
+    if all(one.kind == "npydata" for one in found):
         found.sort(key=lambda one: one.sequence, reverse=True)
     elif all(one.step is not None for one in found):
         found.sort(key=lambda one: one.step or 0, reverse=True)
@@ -116,7 +117,8 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
     if kind is None:
         for name in names:
             if depth < MAX_DEPTH and not any(fnmatchcase(name, one) for one in IGNORED):
-                yield from walk(path / name, depth + 1)
+                with suppress(PermissionError):  # a lost+found, for example
+                    yield from walk(path / name, depth + 1)
         return
     files = files_in(path)
     found = Found(

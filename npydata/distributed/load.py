@@ -7,9 +7,11 @@ them.
 
 import json
 import os
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,12 @@ from npydata.reader.formats.training import (
     checksums,
     continue_run,
     decode,
+    encode,
     read_small,
 )
 
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
-"""What compiling and wrapping add to the names of a model's parameters."""
+WRAPPERS = re.compile(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.")
+"""What compiling and wrapping add to the names of a model's parameters, besides DDP's "module."."""
 
 
 def load_distributed(
@@ -47,7 +50,9 @@ def load_distributed(
     Every rank calls it. The folder may be from ``save_distributed`` on another number of ranks, or
     from ``save``. Tensors are filled in place, each rank's own part; names may differ in the
     prefixes that DDP, FSDP and ``torch.compile`` add. The optimizer's state may have been saved as
-    ``optimizer.state_dict()`` or as torch's ``get_optimizer_state_dict(model, optimizer)``.
+    ``optimizer.state_dict()`` or as torch's ``get_optimizer_state_dict(model, optimizer)``. In the
+    first, parameters have no names: as in torch, they are matched by their place in the groups, and
+    their shapes are not compared.
 
     Returns:
         The training state, with this rank's random generators in ``rng`` if as many ranks saved as
@@ -79,9 +84,10 @@ def load_distributed(
     parts, (targets, extra) = planned["parts"], planned["model"]
     if optimizer is not None:
         load_optimizer(parts["optimizer"], planned["optimizer"], optimizer)
+    extra = with_tensors(extra, parts["model"], targets)
+    read_into(targets, parts["model"])
     if extra:
         model.load_state_dict(extra, strict=False)
-    read_into(targets, parts["model"])
     continue_run(folder, planned["manifest"])
     return planned["training"]  # type: ignore[no-any-return]
 
@@ -91,7 +97,8 @@ def plan_model(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the model's tensors to fill, keyed by the checkpoint's names for them.
 
-    Also return the saved values that are not tensors (extra state), keyed by the model's own names.
+    Also return the saved values that are not to be filled in place (extra state), keyed by the
+    model's own names.
 
     Raises:
         CheckpointError: The model has other names or shapes, or its ``state_dict()`` returns
@@ -108,8 +115,7 @@ def plan_model(
                 f"{name}: the state_dict() of a {type(model).__name__} returns a copy of it, which "
                 "can't be filled"
             )
-    here = {plain_name(name): name for name in wanted}
-    there = {plain_name(str(name)): name for name in saved}
+    here, there = ({plain: name for name, plain in plain_names(s).items()} for s in (wanted, saved))
     for names, text in (
         (here.keys() - there, "has no {}, which the model has"),
         (there.keys() - here, "has {}, which the model lacks"),
@@ -119,23 +125,29 @@ def plan_model(
             raise CheckpointError(text.format(f"{some}{', ...' * (len(names) > 5)}"))
     targets, extra = {}, {}
     for plain, name in here.items():
-        value = saved[there[plain]]
-        if not isinstance(value, Named):
+        key, target = there[plain], wanted[name]
+        value = saved[key]
+        if not isinstance(value, Named) or not isinstance(target, torch.Tensor):
             extra[name] = value
             continue
-        target = targets[value.name] = wanted[name]
-        if (shape := tuple(tensors.info(value.name).shape)) != tuple(target.shape):
+        # Tied tensors share a name in ``saved``, but each has its own in ``tensors``. This model's
+        # may not be tied.
+        stored = key if key in tensors else value.name
+        targets[stored] = target
+        if (shape := tuple(tensors.info(stored).shape)) != tuple(target.shape):
             raise CheckpointError(
-                f"{value.name}: has shape {list(shape)}, expected {list(target.shape)}"
+                f"{stored}: has shape {list(shape)}, expected {list(target.shape)}"
             )
     return targets, extra
 
 
-def plain_name(name: str) -> str:
-    """Return a parameter's name without what wrappers add to it."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "") if wrapper[0] == "_" else name.removeprefix(wrapper)
-    return name
+def plain_names(names: Iterable[Any]) -> dict[Any, str]:
+    """Return each parameter's name without what wrappers add to it.
+
+    If that made two names equal, all stay as they are: ``module.`` may be the model's own.
+    """
+    plain = {name: WRAPPERS.sub("", str(name)).removeprefix("module.") for name in names}
+    return plain if len({*plain.values()}) == len(plain) else {name: str(name) for name in plain}
 
 
 def plan_optimizer(
@@ -172,19 +184,26 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
                 f"its optimizer has groups of {sizes} parameters, expected {expected}"
             )
         return saved
-    names = {id(one): plain_name(name) for name, one in model.named_parameters()}
-    numbers: dict[str, int] = {}
+    names = {id(one): name for name, one in model.named_parameters()}
+    ours = [
+        [names.get(id(one), "a parameter not in the model") for one in group["params"]]
+        for group in optimizer.param_groups
+    ]
+    here = plain_names(chain(*ours))
+    there = plain_names(chain(*(group["params"] for group in saved["param_groups"])))
+    numbers = {here[name]: k for k, name in enumerate(chain(*ours))}
     groups = []
-    for group in optimizer.param_groups:
-        mine = [names.get(id(one), "a parameter not in the model") for one in group["params"]]
+    for group in ours:
+        mine = [here[name] for name in group]
         found = [
-            one for one in saved["param_groups"] if set(map(plain_name, one["params"])) == set(mine)
+            one
+            for one in saved["param_groups"]
+            if {there[name] for name in one["params"]} == set(mine)
         ]
         if len(found) != 1:
             raise CheckpointError(f"no group of its optimizer has these parameters: {mine[:5]}")
-        numbers |= {name: len(numbers) + k for k, name in enumerate(mine)}
         groups.append({**found[0], "params": [numbers[name] for name in mine]})
-    state = {numbers[plain_name(name)]: one for name, one in saved["state"].items()}
+    state = {numbers[there[name]]: one for name, one in saved["state"].items()}
     return {"state": state, "param_groups": groups}
 
 
@@ -223,28 +242,38 @@ def load_optimizer(
     """Read an optimizer's state into new tensors, each sharded like its parameter; load it."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     targets: dict[str, torch.Tensor] = {}
+    state = {
+        number: with_tensors(one, tensors, targets, parameters[number])
+        for number, one in numbered["state"].items()
+    }
+    others = with_tensors({**numbered, "state": {}}, tensors, targets)
+    read_into(targets, tensors)
+    try:
+        optimizer.load_state_dict({**others, "state": state})
+    except ValueError as error:
+        raise CheckpointError(f"its optimizer state does not fit: {error}") from None
 
-    def target_of(number: int, value: Any) -> Any:
-        if not isinstance(value, Named):
-            return value
-        if value.name not in targets:
-            info, owner = tensors.info(value.name), parameters[number]
+
+def with_tensors(
+    value: Any, tensors: LazyCheckpoint, targets: dict[str, torch.Tensor], owner: Any = None
+) -> Any:
+    """Return a nested value with a tensor of ``targets`` in place of each ``Named``.
+
+    What ``targets`` lacks is added, to be filled later; one with the shape of ``owner`` is sharded
+    like it.
+    """
+
+    def make(name: str) -> torch.Tensor:
+        if name not in targets:
+            info = tensors.info(name)
             if is_dtensor(owner) and tuple(owner.shape) == tuple(info.shape):
                 made = torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
             else:
                 made = torch.empty(info.shape, dtype=info.dtype, device="cpu")
-            targets[value.name] = made
-        return targets[value.name]
+            targets[name] = made
+        return targets[name]
 
-    state = {
-        number: {key: target_of(number, value) for key, value in one.items()}
-        for number, one in numbered["state"].items()
-    }
-    read_into(targets, tensors)
-    try:
-        optimizer.load_state_dict({**numbered, "state": state})
-    except ValueError as error:
-        raise CheckpointError(f"its optimizer state does not fit: {error}") from None
+    return decode(encode(value), make)
 
 
 def read_into(targets: Mapping[str, Any], tensors: LazyCheckpoint) -> None:

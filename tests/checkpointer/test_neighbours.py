@@ -133,11 +133,15 @@ def test_latest_as_a_link_is_replaced_and_not_followed(tmp_path, target):
     assert tree_of(tmp_path / "c") == before
 
 
-def test_latest_as_a_folder_is_refused_before_anything_is_saved(tmp_path):
-    (tmp_path / "latest").mkdir()
+def test_latest_of_another_tool_is_refused_before_anything_is_saved(tmp_path):
+    (tmp_path / "latest" / "states").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="latest: is no file"):
         saved(tmp_path / "c", 1)
-    assert names_in(tmp_path) == ["latest"]
+    (tmp_path / "latest").rename(tmp_path / "theirs")
+    (tmp_path / "latest").write_text("theirs")
+    with pytest.raises(CheckpointError, match="latest: names 'theirs'"):
+        saved(tmp_path / "c", 1)
+    assert names_in(tmp_path) == ["latest", "theirs"]
 
 
 def test_where_no_checkpoint_is_complete_the_newest_is_none_and_a_warning_says_so(tmp_path):

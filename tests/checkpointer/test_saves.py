@@ -60,10 +60,11 @@ def test_a_relative_folder_means_the_one_at_the_time_of_the_save(tmp_path, monke
     assert (tmp_path / "c" / "manifest.json").exists()
 
 
-def test_prepare_makes_the_memory_that_the_save_then_uses(tmp_path):
+def test_prepare_makes_the_memory_that_the_save_then_uses_in_any_mode(tmp_path):
     state = {"w": torch.ones(20_000_000)}
     with AsyncCheckpointer() as checkpointer:
-        checkpointer.prepare(state, {"state": {}})
+        with torch.inference_mode():
+            checkpointer.prepare(state, {"state": {}})
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         checkpointer.save(tmp_path / "c", state, {"state": {}})
         assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 10_000

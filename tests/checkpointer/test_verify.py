@@ -151,6 +151,13 @@ def test_exported_weights_are_not_what_to_resume_from(tmp_path):
     assert [one.path.name for one in scan(tmp_path)] == ["step-5", "export.safetensors"]
 
 
+def test_a_damaged_checkpoint_changes_nothing_in_the_order_of_the_others(tmp_path):
+    for step in (100, 50, 10):
+        ours(tmp_path, step)
+    (tmp_path / "step-10" / "manifest.json").unlink()
+    assert [one.step for one in scan(tmp_path)] == [50, 100, 10]
+
+
 def test_none_complete_and_json_for_programs(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
     plain(tmp_path, 3)
@@ -167,10 +174,19 @@ def test_none_complete_and_json_for_programs(tmp_path, capsys):
     assert "cut off" in found["why"]
 
 
-def test_links_lead_nowhere_and_notes_are_no_checkpoints(tmp_path):
+def test_links_notes_and_folders_of_other_users_are_no_checkpoints(tmp_path, monkeypatch):
     plain(tmp_path, 1)
     (tmp_path / "model_9.pt").symlink_to("/etc/passwd")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "tokens.bin").write_bytes(bytes(100))
-    assert [one.path.name for one in scan(tmp_path)] == ["model_1.pt"]
+    (tmp_path / "lost+found").mkdir(0)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # whom root becomes here may not enter the folders above
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        found = scan(".")
+    finally:
+        os.seteuid(user)
+    assert [one.path.name for one in found] == ["model_1.pt"]

@@ -24,7 +24,7 @@ from ranks.states import group, optimizer_state, part_of, spread, starts, stream
 from safetensors import safe_open
 from test_roundtrip import random_bits
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from npydata import (
@@ -238,6 +238,7 @@ def all_kinds():
     for how, places in PLACED.items():
         if len(places) == 2:
             tensors[f"grid.{how}"] = random_bits(chance, torch.float32, (5, 7))
+    tensors["float32.twin.s0"] = random_bits(chance, torch.float32, SHAPES["one"])
     return tensors
 
 
@@ -248,7 +249,7 @@ def some_kinds():
 def save_kinds(folder):
     """Save all kinds as a model, and a few as an optimizer."""
     world = group()[1]
-    line = init_device_mesh("cpu", (world,))
+    line = DeviceMesh("cpu", range(world)[::-1])  # so that rank 0 has empty shards
     grid = init_device_mesh("cpu", (2, world // 2) if world % 2 == 0 else (1, world))
 
     def here(name, tensor):
@@ -361,17 +362,17 @@ class Tied(torch.nn.Module):
         return self.out(self.embedding(ids))
 
     def get_extra_state(self):
-        return {"seen": getattr(self, "seen", (0,)), "rate": float("inf")}
+        return getattr(self, "seen", None)
 
     def set_extra_state(self, state):
-        self.seen = state["seen"]
+        self.seen = state
 
 
 def save_tied(folder, how):
     model, optimizer = spread(how, make=Tied)
     model(torch.arange(6)).square().mean().backward()
     optimizer.step()
-    model.seen = (5, "x")
+    model.seen = {"seen": (5, "x"), "rate": math.inf}
     with AsyncCheckpointer() as keeper:
         state = get_optimizer_state_dict(model, optimizer)
         keeper.save_distributed(folder, model.state_dict(), state)
@@ -391,12 +392,49 @@ def test_tied_tensors_have_each_name_and_are_one_again_with_their_optimizer(tmp_
     saved = on_ranks(2, save_tied, tmp_path / "a", how)[0]
     model, _, _ = load_checkpoint(tmp_path / "a")
     assert model["embedding.weight"] is model["out.weight"]
-    assert model["_extra_state"] == {"seen": (5, "x"), "rate": float("inf")}
+    seen = model["_extra_state"]
+    assert seen == {"seen": (5, "x"), "rate": math.inf}
     with open_checkpoint(tmp_path / "a" / "model") as checkpoint:
         assert bitwise(checkpoint["out.weight"]) == bitwise(model["out.weight"])
     for world, how_there in ((1, "plain"), (3, "fsdp")):
         found = on_ranks(world, load_tied, tmp_path / "a", how_there)
-        assert found == [(saved, (5, "x"))] * world
+        assert found == [(saved, seen)] * world
+
+
+def untied():
+    model = Tied()
+    model.out = torch.nn.Linear(5, 6, bias=False)
+    return model
+
+
+def with_a_module():
+    """Return a model whose names look as if a part of it were wrapped."""
+    model = torch.nn.Linear(3, 3)
+    model.module = torch.nn.Linear(3, 3)
+    return model
+
+
+@pytest.mark.parametrize("before, now", [(Tied, untied), (with_a_module, with_a_module)])
+@pytest.mark.parametrize("seen", [torch.ones(2), [torch.ones(2)]])
+def test_a_model_gets_every_tensor_whatever_was_tied_and_wherever_it_is(
+    tmp_path, before, now, seen
+):
+    saved, loaded = before(), now()
+    saved.seen = seen
+    save_checkpoint(tmp_path / "a", saved.state_dict())
+    load_distributed(tmp_path / "a", loaded)
+    assert bitwise(loaded.state_dict()) == bitwise(saved.state_dict())
+
+
+@pytest.mark.parametrize("keys", ["numbers", "names"])
+def test_an_optimizer_gets_every_tensor_wherever_it_is(tmp_path, keys):
+    model = with_a_module()
+    saved, loaded = (torch.optim.SGD(model.parameters(), torch.tensor(0.1)) for _ in range(2))
+    for parameter in model.parameters():
+        saved.state[parameter] = {"history": [(torch.rand(3),)]}
+    save_checkpoint(tmp_path / "a", model.state_dict(), optimizer_state(model, saved, keys))
+    load_distributed(tmp_path / "a", model, loaded)
+    assert bitwise(loaded.state_dict()) == bitwise(saved.state_dict())
 
 
 def drawn():
