@@ -440,8 +440,8 @@ is left out, and named. If the run fails or is killed, OUT is what it was before
         },
         "--shard-size": {
             "metavar": "SIZE",
-            "help": "write a folder of files of at most SIZE (5GB, 500MB, 2GiB), "
-            "named as Hugging Face does, with their index",
+            "help": "write a folder of files with tensors of at most SIZE (5GB, 500MB, 2GiB; a "
+            "larger one gets its own), named as Hugging Face does, with their index",
         },
         "-q --quiet": QUIET,
     },

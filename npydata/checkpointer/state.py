@@ -27,9 +27,9 @@ class TrainingState:
         rng: What :func:`capture_rng` returned.
         loader: What the loader's ``state_dict()`` returned.
         extra: Anything else that JSON can hold, such as ``{"schedule": scheduler.state_dict()}``:
-            numbers, text, bytes, tuples, sets, lists, dicts. Each comes back as it was, numpy's
-            scalars too. A subclass comes back as its base: a member of an ``IntEnum`` or
-            ``StrEnum`` as its int or str, a ``defaultdict`` as a dict.
+            numbers, text, bytes, tuples, sets, lists, dicts. Each comes back as it was; numpy's
+            scalars become Python's. A subclass comes back as its base: a member of an ``IntEnum``
+            or ``StrEnum`` as its int or str, a ``defaultdict`` as a dict.
     """
 
     step: int = 0

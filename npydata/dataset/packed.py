@@ -1,4 +1,4 @@
-"""Rows packed with whole documents, and the boundaries that keep documents apart.
+"""Rows packed with documents that fit together, and the boundaries that keep documents apart.
 
 Example::
 

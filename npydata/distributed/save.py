@@ -52,9 +52,10 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
         any number of ranks.
 
         All or nothing: if a rank fails or dies before the commit, ``dir`` and ``latest`` stay what
-        they were, and each other rank raises within the time-out of ``sharding``: here, or in
-        :meth:`wait` and the next save. Replicas are not compared: of a replicated tensor, one
-        rank's is written. ``rank`` and ``world_size`` are only compared with the process group's.
+        they were, and each other rank raises within the time-out of ``sharding`` (within twice
+        that if rank 0 died): here, or in :meth:`wait` and the next save. Replicas are not compared:
+        of a replicated tensor, one rank's is written. ``rank`` and ``world_size`` are only compared
+        with the process group's.
 
         Raises:
             CheckpointError: A rank's state can't be stored, the ranks don't save the same, or one

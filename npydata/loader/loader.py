@@ -48,9 +48,10 @@ __all__ = ["AsyncDataLoader", "AsyncDataLoaderConfig"]
 STOCK_ARGUMENTS = {
     "worker_init_fn": "workers are threads of this process: prepare what they need before the loop",
     "generator": "write seed=",
-    "timeout": "leave it out: a batch is waited for until it comes or Ctrl-C",
-    "persistent_workers": "leave it out: threads share the one dataset and start at once",
-    "multiprocessing_context": "leave it out: workers are threads",
+    **dict.fromkeys(
+        "timeout persistent_workers multiprocessing_context in_order pin_memory_device".split(),
+        "leave it out: workers are threads of this process, and batches always come in order",
+    ),
 }
 """Arguments of torch's ``DataLoader`` that don't exist here, and what to write instead."""
 
@@ -143,7 +144,8 @@ class AsyncDataLoader:
         batch_size: Samples per batch on one rank.
         shuffle: A new order in each epoch, or the dataset's own; ``None`` asks the dataset: windows
             in order and mixtures are not shuffled, all others are.
-        drop_last: Leave out the last batch of an epoch if it is short.
+        drop_last: Leave out the last batch of an epoch if it is short. The last ``len(dataset) %
+            world_size`` samples of an order go to no rank in any case.
         num_workers: Threads that fetch batches. With 0, one still prefetches.
         prefetch_factor: Batches ahead per worker; with 0, the caller fetches each batch itself.
         seed: Decides order, random windows and transforms. The dataset's own if not given, else
@@ -215,7 +217,7 @@ class AsyncDataLoader:
         require_device(self.device)
         self._cursor = Cursor(Position())
         self._iterator: weakref.ref[PrefetchIterator] | None = None
-        self._source_locks: defaultdict[int, threading.RLock] = defaultdict(threading.RLock)
+        self._source_locks = defaultdict[int, threading.RLock](threading.RLock)
         """By process: a fork may copy one that a thread of the parent holds."""
         self.stats = LoaderStats()
 
@@ -246,7 +248,7 @@ class AsyncDataLoader:
         running iterator is ended, and raises a ``LoaderError`` if it is used again.
         """
         self._end_iterator("a newer iter(loader)")
-        ranks = rank_and_world_size(self.config.rank, self.config.world_size)[1]
+        _, ranks = rank_and_world_size(self.config.rank, self.config.world_size)
         if self._source is None and ranks > self.world_size:
             raise LoaderError(
                 f"the loader was made as rank {self.rank} of {self.world_size}, and now there are "

@@ -52,8 +52,9 @@ class TensorInfo:
 class LazyCheckpoint(Mapping[str, torch.Tensor]):
     """The tensors of a checkpoint by name; made by ``open_checkpoint``.
 
-    A tensor is read when you ask for it. You may write to it: the file never changes. Tensors
-    outlive :meth:`close`. Any number of threads may read at once.
+    A tensor is read when you ask for it. You may write to it: the file never changes. While it
+    lives, its name, and those of tensors that share its storage, give the same memory, with your
+    changes. Tensors outlive :meth:`close`. Any number of threads may read at once.
     """
 
     def __init__(self, path: Path | str, contents: Contents) -> None:
@@ -266,7 +267,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         Args:
             dst: The file; with ``shard_size``, a new folder that ``from_pretrained`` can open.
             prefix: Only tensors whose names begin with this, which is stripped.
-            shard_size: The most bytes that a file of the folder has, unless one tensor has more.
+            shard_size: The most bytes of tensors in a file of the folder. The header comes on top,
+                and a larger tensor has a file of its own.
             progress: Show a bar if writing takes longer than a second.
 
         Raises:

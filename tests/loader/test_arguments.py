@@ -21,7 +21,8 @@ from npydata import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-STOCK = ("worker_init_fn", "generator", "timeout", "persistent_workers", "multiprocessing_context")
+STOCK = ("worker_init_fn", "generator", "timeout", "persistent_workers", "multiprocessing_context",
+         "in_order", "pin_memory_device")  # fmt: skip
 REFUSED = [
     *((LoaderError, *row) for row in (
         ({"batch_size": 0}, "batch_size=0"),
