@@ -46,10 +46,16 @@ from npydata.loader.state import STATE_VERSION, Cursor, Position, require_state
 __all__ = ["AsyncDataLoader", "AsyncDataLoaderConfig"]
 
 STOCK_ARGUMENTS = {
-    "worker_init_fn": "workers are threads of this process: prepare what they need before the loop",
     "generator": "write seed=",
     **dict.fromkeys(
-        "timeout persistent_workers multiprocessing_context in_order pin_memory_device".split(),
+        (
+            "worker_init_fn",
+            "timeout",
+            "persistent_workers",
+            "multiprocessing_context",
+            "in_order",
+            "pin_memory_device",
+        ),
         "leave it out: workers are threads of this process, and batches always come in order",
     ),
 }
@@ -251,8 +257,7 @@ class AsyncDataLoader:
         _, ranks = rank_and_world_size(self.config.rank, self.config.world_size)
         if self._source is None and ranks > self.world_size:
             raise LoaderError(
-                f"the loader was made as rank {self.rank} of {self.world_size}, and now there are "
-                f"{ranks}: make it after init_process_group()"
+                f"made for {self.world_size} of {ranks} ranks: make it after init_process_group()"
             )
         window = self.prefetch_factor * max(1, self.num_workers)  # 0: made by the caller
         group = self._batches_together()
@@ -321,8 +326,7 @@ class AsyncDataLoader:
         def named(batch: Any) -> dict[str, Any]:
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise LoaderError(
-                    f"a batch of type {type(batch).__name__}, expected two tensors: "
-                    "an input and a target"
+                    f"a batch of type {type(batch).__name__}, expected an input and a target"
                 )
             return dict(zip((input_name, target_name), batch, strict=True))
 
@@ -466,11 +470,10 @@ def refuse_unknown(positional: tuple[object, ...], unknown: dict[str, Any]) -> N
     names = [field.name for field in fields(AsyncDataLoaderConfig)]
     if positional:
         raise ArgumentTypeError(
-            f"{positional[0]!r:.60} by position: after the batch size, name "
-            f"arguments, as {names[1]}=True"
+            f"{positional[0]!r:.60} by position: name what follows the batch size (shuffle=True)"
         )
     for name in unknown:
-        near = get_close_matches(name, names, n=1)
+        near = get_close_matches(name, names, 1)
         instead = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
         raise ArgumentTypeError(f"unknown argument {name}=: {STOCK_ARGUMENTS.get(name, instead)}")
 
