@@ -32,6 +32,8 @@ FOLDERS = (
     ("transformers", r"checkpoint-\d+/"),
     ("accelerate", r"random_states_\d+\.pkl|(optimizer|scheduler)\.bin|checkpoint_\d+/"),
     ("dcp", r"\.metadata|.*\.distcp"),
+    ("deepspeed", r"mp_rank_\d+_model_states\.pt|.*zero_pp_rank_.*"),
+    ("megatron", r"mp_rank_\d\d(_\d{3})*"),
     ("safetensors", r".*\.safetensors\.index\.json|.*-of-\d{5}\.safetensors"),
     ("safetensors", r"config\.json model\.safetensors"),
     ("torch", r".*\.bin\.index\.json|.*-of-\d{5}\.bin"),
@@ -156,10 +158,10 @@ def step_in(name: str) -> int | None:
 
 
 def files_in(path: Path) -> list[Path]:
-    """Return the files of a checkpoint; links are not followed."""
+    """Return the files of a checkpoint; links to folders are not followed."""
     if not path.is_dir():
         return [path]
-    return [one for one in sorted(path.rglob("*")) if one.is_file() and not one.is_symlink()]
+    return [one for one in sorted(path.rglob("*")) if not one.is_dir()]
 
 
 def check(found: Found, files: list[Path]) -> None:

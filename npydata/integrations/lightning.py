@@ -91,12 +91,13 @@ class SaveCheckpoints(Checkpoint):
 
     Args:
         root: The folder of this run's checkpoints.
-        every_n_train_steps: Optimizer steps between checkpoints.
-        keep_last: How many of the newest to keep; ``None`` keeps all.
+        every_n_train_steps: Optimizer steps between checkpoints; the last step is saved as well.
+        keep_last: How many of the newest of its own to keep; ``None`` keeps all.
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
     It installs :class:`AsyncCheckpointIO`, unless the trainer has one. Lightning itself saves no
-    random generators: without this callback a resumed run draws other dropout masks.
+    random generators: without this callback a resumed run draws other dropout masks. Of several
+    ranks, only the first has its generators restored.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class SaveCheckpoints(Checkpoint):
             )
         self.root, self.every_n_train_steps = Path(root), every_n_train_steps
         self._io = AsyncCheckpointIO(keep_last=keep_last, snapshot=snapshot)
-        self._saved = 0
+        self._saved, self.keep_last = 0, keep_last
         self._rng: dict[str, Any] | None = None
 
     def latest(self) -> str | None:
@@ -125,19 +126,27 @@ class SaveCheckpoints(Checkpoint):
         """Let the trainer write and read through :class:`AsyncCheckpointIO`."""
         if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
             trainer.strategy.checkpoint_io = self._io
+            self._io.checkpointer.keep_last = None  # others may save through it, too
+        self._saved = 0
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Restore the random generators before the first step of a resumed run."""
-        if self._rng is not None:
+        if self._rng is not None and trainer.is_global_zero:
             restore_rng(self._rng)
-            self._rng = None
+        self._rng = None
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save if a checkpoint is due."""
-        step = trainer.global_step
-        if step % self.every_n_train_steps == 0 and step != self._saved:
-            self._saved = step
+        """Save if a checkpoint is due, or at the last step."""
+        step, last = trainer.global_step, trainer.estimated_stepping_batches
+        if step == self._saved or (step % self.every_n_train_steps and step < last):
+            return
+        self._saved = step
+        writer: Any = trainer.strategy.checkpoint_io
+        others, writer.checkpointer.keep_last = writer.checkpointer.keep_last, self.keep_last
+        try:
             trainer.save_checkpoint(self.root / f"step-{step:06d}")
+        finally:
+            writer.checkpointer.keep_last = others
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         """Wait until the last checkpoint is on the disk."""

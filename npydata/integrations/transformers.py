@@ -26,7 +26,7 @@ from npydata.checkpointer.commit import latest_checkpoint
 from npydata.checkpointer.load import load_checkpoint
 from npydata.checkpointer.state import TrainingState, capture_rng, restore_rng
 from npydata.distributed.save import AsyncCheckpointer
-from npydata.errors import CheckpointError
+from npydata.errors import CheckpointError, LoaderError
 from npydata.loader.loader import AsyncDataLoader
 
 
@@ -51,7 +51,16 @@ class LoaderBatches(IterableDataset[Any]):
 
 
 def train_dataloader(trainer: Trainer, loader: AsyncDataLoader) -> DataLoader[Any]:
-    """Return a loader's batches as ``Trainer.get_train_dataloader`` should give them."""
+    """Return a loader's batches as ``Trainer.get_train_dataloader`` should give them.
+
+    Raises:
+        LoaderError: Of several processes, each would get a share of this rank's share.
+    """
+    if trainer.accelerator.num_processes > 1 and loader.world_size > 1:
+        raise LoaderError(
+            f"a loader for {loader.world_size} ranks, expected one with rank=0, world_size=1: the "
+            "Trainer hands its batches out"
+        )
     batches: DataLoader[Any] = DataLoader(LoaderBatches(loader), batch_size=None)
     prepared: DataLoader[Any] = trainer.accelerator.prepare(batches)
     return prepared
@@ -67,7 +76,8 @@ class SaveCheckpoints(TrainerCallback):
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
     Model, optimizer, learning rate schedule and the Trainer's own state are saved; the Trainer
-    finds the next batches by counting. For one process or DDP, where rank 0 saves.
+    finds the next batches by counting. A step's checkpoint is written when the next one begins,
+    after an evaluation. For one process or DDP, where rank 0 saves, and gets its generators back.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class SaveCheckpoints(TrainerCallback):
             raise CheckpointError(f"every_n_steps={every_n_steps!r}, expected 1 or more")
         self.root, self.every_n_steps = Path(root), every_n_steps
         self.checkpointer = AsyncCheckpointer(keep_last=keep_last, snapshot=snapshot)
+        self._saved = 0
         self._resumed: tempfile.TemporaryDirectory[str] | None = None
         self._state: tuple[Any, TrainingState] | None = None
 
@@ -109,6 +120,7 @@ class SaveCheckpoints(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Restore optimizer and schedule in a run that was resumed from here."""
+        self._saved = state.global_step
         if self._state is None or state.global_step != self._state[1].step:
             self._state = None
             return
@@ -119,19 +131,18 @@ class SaveCheckpoints(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restore the random generators before the first step of a resumed run."""
-        if self._state is not None:
+        """Restore random generators in a resumed run; save if the last step's checkpoint is due."""
+        if self._state is not None and state.is_world_process_zero:
             restore_rng(self._state[1].rng or {})
-            self._state = None
+        self._state = None
+        if state.global_step % self.every_n_steps == 0:
+            self._save(state, **kwargs)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Save if a checkpoint is due, or at the last step."""
-        last = state.global_step >= state.max_steps
-        due = last or state.global_step % self.every_n_steps == 0
-        if not due or not state.is_world_process_zero:
+    def _save(self, state: TrainerState, **kwargs: Any) -> None:
+        """Save the step that was just taken, unless it is saved."""
+        if state.global_step == self._saved or not state.is_world_process_zero:
             return
+        self._saved = state.global_step
         now = TrainingState(
             step=state.global_step,
             epoch=int(state.epoch or 0),
@@ -148,5 +159,6 @@ class SaveCheckpoints(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Wait until the last checkpoint is on the disk."""
+        """Save the last step, and wait until it is on the disk."""
+        self._save(state, **kwargs)
         self.checkpointer.wait()

@@ -96,8 +96,9 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
             hidden = value.state.get(NOT_SAVED)
             hidden = hidden if isinstance(hidden, SETS) else ()
             yield from ((k, v) for k, v in one.items() if v is not None and k not in hidden)
-        elif isinstance(one, dict):
-            yield from one.items()
+        elif isinstance(one, dict):  # OmegaConf's objects lead back to all that they are in
+            is_object = isinstance(value, UnresolvedObject)
+            yield from (pair for pair in one.items() if not (is_object and pair[0] == "_parent"))
         elif any(issubclass(kind, COMPOUND) for kind in set(map(type, one))):
             yield from enumerate(one)
 

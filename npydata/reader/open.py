@@ -35,8 +35,12 @@ CHECKPOINT_PATTERNS = (
 )  # fmt: skip
 """Which file of a folder is its checkpoint: the first group with a match must match only one file.
 Hugging Face's names are in the order in which ``from_pretrained`` looks for them."""
-IGNORED = (".*", "training_args.bin", "*.h5.index.json", "*.msgpack.index.json")
-"""Files to ignore beside them: a trainer's options, and the indexes of other libraries' files."""
+IGNORED = (
+    ".*", "training_args.bin", "scheduler*.bin", "scheduler.pt", "rng_state*.pth", "sampler*.bin",
+    "scaler.pt", "dl_state_dict*.bin", "*.h5.index.json", "*.msgpack.index.json",
+)  # fmt: skip
+"""Files to ignore beside them: a trainer's options and small states, and the indexes of other
+libraries' files."""
 
 
 @without_collecting

@@ -217,7 +217,7 @@ def saved_values() -> dict[str, Any]:
     optimizer.step()
     base, eye = torch.arange(12.0), torch.eye(4)
     marked, pairs = torch.ones(3), torch.ones(3, dtype=torch.complex64)
-    marked.note = "own"
+    marked.note, marked.mean = "own", 0.5
     late = (
         "uint16",
         "uint32",

@@ -158,6 +158,29 @@ def test_a_damaged_checkpoint_changes_nothing_in_the_order_of_the_others(tmp_pat
     assert [one.step for one in scan(tmp_path)] == [50, 100, 10]
 
 
+@pytest.mark.parametrize("kind, names", [
+    ("deepspeed", ["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"]),
+    ("megatron", ["mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"]),
+])  # fmt: skip
+def test_files_of_ranks_are_one_checkpoint(tmp_path, kind, names):
+    for name in names:
+        path = tmp_path / "iter_0000010" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"w": torch.ones(2)}, path)
+    (found,) = scan(tmp_path)
+    assert (found.kind, found.step, found.complete) == (kind, 10, True)
+
+
+def test_a_link_to_a_file_that_is_gone_is_not_complete(tmp_path):
+    save_file({"w": torch.ones(3)}, tmp_path / "blob")
+    names = ["model-00001-of-00001.safetensors", "config.json"]
+    for name in names:
+        (tmp_path / "snapshot").mkdir(exist_ok=True)
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blob")
+    (tmp_path / "blob").unlink()
+    assert not scan(tmp_path / "snapshot")[0].complete
+
+
 def test_none_complete_and_json_for_programs(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
     plain(tmp_path, 3)

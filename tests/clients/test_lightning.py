@@ -115,6 +115,14 @@ def test_lightnings_own_callback_saves_and_resumes_through_the_plug_in(tokens, t
         assert any(name.endswith("model.head.weight") for name in saved)
 
 
+def test_the_callback_saves_the_last_step_and_removes_only_its_own(tokens, tmp_path):
+    own = ModelCheckpoint(tmp_path / "own", "{step}", every_n_train_steps=4, save_top_k=-1)
+    fit(tokens, [own, SaveCheckpoints(tmp_path / "run", every_n_train_steps=3, keep_last=2)])
+    kept = [[one.name for one in (tmp_path / name).glob("*[0-9]*")] for name in ("own", "run")]
+    assert len(kept[0]) == 5
+    assert sorted(kept[1]) == ["step-000018", "step-000020"]
+
+
 def test_what_the_plug_in_cannot_do_is_refused(tmp_path):
     io = AsyncCheckpointIO()
     with pytest.raises(CheckpointError, match="storage_options"):

@@ -1,11 +1,14 @@
 """The HF Trainer, interrupted in mid-epoch and resumed: batches, losses and weights to the bit."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from npydata import (
     AsyncDataLoader,
     CheckpointError,
+    LoaderError,
     MmapDataset,
     NpyTokensDataset,
     latest_checkpoint,
@@ -67,7 +70,8 @@ class Trainer(transformers.Trainer):
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         assert torch.equal(inputs["input_ids"], inputs["labels"])
-        self.seen.append(inputs["input_ids"].tolist())
+        if model.training:
+            self.seen.append(inputs["input_ids"].tolist())
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
@@ -87,7 +91,12 @@ def trainer(folder, dataset, loader=None, stop_at=None, callbacks=(), **options)
     )
     watch = Watch(stop_at)
     made = Trainer(
-        gpt2(), arguments, train_dataset=dataset, callbacks=[watch, *callbacks], loader=loader
+        gpt2(),
+        arguments,
+        train_dataset=dataset,
+        eval_dataset=loader and loader.dataset,
+        callbacks=[watch, *callbacks],
+        loader=loader,
     )
     return made, watch
 
@@ -136,11 +145,20 @@ def test_a_run_resumed_by_the_trainer_is_the_uninterrupted_one(
     assert same_bits(second.model.state_dict(), whole.model.state_dict())
 
 
-@pytest.mark.parametrize("stop_at, every", [(7, 5), (14, 4)], ids=["first epoch", "second epoch"])
-def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(tokens, tmp_path, stop_at, every):
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 5}
+
+
+@pytest.mark.parametrize("stop_at, every, options",
+                         [(7, 5, {}), (14, 4, {}), (12, 10, {}), (7, 5, EVALUATED)],
+                         ids=["first epoch", "second epoch", "between", "evaluated"])  # fmt: skip
+def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
+    tokens, tmp_path, stop_at, every, options
+):
     def run(folder, loader, stop_at=None):
         save = SaveCheckpoints(tmp_path / folder, every_n_steps=every, keep_last=2)
-        made = trainer(tmp_path / "unused", None, loader, stop_at, [save], save_strategy="no")
+        made = trainer(
+            tmp_path / "unused", None, loader, stop_at, [save], save_strategy="no", **options
+        )
         found = save.latest()
         try:
             made[0].train(resume_from_checkpoint=found)
@@ -164,6 +182,12 @@ def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(tokens, tmp_pa
     opened = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "copy")
     assert newest.name == "step-000020"
     assert same_bits(opened.state_dict(), whole.model.state_dict())
+
+
+def test_batches_are_not_shared_out_twice():
+    loader = AsyncDataLoader([1, 2], seed=0, rank=0, world_size=2)
+    with pytest.raises(LoaderError, match="rank=0, world_size=1"):
+        train_dataloader(SimpleNamespace(accelerator=SimpleNamespace(num_processes=2)), loader)
 
 
 def test_what_the_callback_cannot_resume_from_is_refused(tmp_path):

@@ -328,6 +328,7 @@ class Node:
 
     def __init__(self):
         self.weight, self.children = torch.ones(2), [self]
+        self._parent = {"other": torch.ones(4)}
 
 
 def test_tensors_in_objects_that_lead_back_to_themselves_are_read(tmp_path):
@@ -337,8 +338,9 @@ def test_tensors_in_objects_that_lead_back_to_themselves_are_read(tmp_path):
 
 
 def test_text_of_numpy_is_data(tmp_path):
-    state = {"names": np.array(["naïve"]), "best": np.str_("epoch3")}
-    with open_checkpoint(saved(state, tmp_path / "a.pt")) as found:
+    state = {"names": np.array(["naïve"]), "best": np.str_("epoch3"), "3": 0.5}
+    renamed = {np.int64(3) if key == "3" else key: value for key, value in state.items()}
+    with open_checkpoint(saved(renamed, tmp_path / "a.pt")) as found:
         assert dict(found.metadata) == state
 
 
@@ -425,7 +427,6 @@ def test_reading_from_a_handler_and_from_del_in_the_middle_of_a_load(tmp_path):
 
 FEW_DESCRIPTORS = """
 import json, resource, sys, torch
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from safetensors.torch import save_file
 from npydata import open_checkpoint
@@ -436,8 +437,6 @@ where = {f"w{k}": f"s{k:05d}.safetensors" for k in range(shards)}
 (folder / "m.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 with open_checkpoint(folder) as checkpoint:
-    is_right = lambda k: float(checkpoint.get_slice(f"w{k % shards}")[:1]) == k % shards
-    assert all(ThreadPoolExecutor(8).map(is_right, range(20 * shards)))
     assert all(float(checkpoint[f"w{k}"][0]) == k for k in range(shards))
     assert all(float(one[0]) == k for k, one in enumerate(checkpoint.load().values()))
 """

@@ -68,6 +68,8 @@ REFUSED = {
         ["training_args.bin", "zero_to_fp32.py"], "is a checkpoint of DeepSpeed"),
     "pipeline stages": (["layer_00-model_00-model_states.pt", "layer_01-model_00-model_states.pt"],
                         "is a checkpoint of DeepSpeed"),
+    "accelerate with FSDP": (
+        ["scheduler.bin", "pytorch_model_fsdp_0"], "is a checkpoint of accelerate"),
     "expert ranks": (["mp_rank_00_000_001"], "is a checkpoint of Megatron"),
 }  # fmt: skip
 

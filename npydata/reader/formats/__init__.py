@@ -70,6 +70,7 @@ FOREIGN_FOLDERS = (
         "global_step*",
         "a checkpoint of DeepSpeed: its zero_to_fp32.py makes one file of it",
     ),
+    ("pytorch_model_fsdp_[0-9]*", "a checkpoint of accelerate: open a folder of a model in it"),
     (
         "latest_checkpointed_iteration.txt iter_[0-9]* mp_rank_?? mp_rank_??_???* "
         "model_optim_rng.pt",

@@ -7,6 +7,7 @@ never done.
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from npydata.reader.file import Extent, FormatError
@@ -91,6 +92,7 @@ class UnresolvedObject:
 
 def brief(value: Any) -> str:
     """Return a short text for a value of any size, for messages."""
+    value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str | bytes):

@@ -12,6 +12,7 @@ signature checks their number. ``machine`` is a ``PickleMachine``, whose module 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import isdatadescriptor
 from typing import Any
 
 import torch
@@ -255,7 +256,8 @@ def require_attributes(machine: Any, state: Any) -> None:
             raise FormatError(f"sets {brief(one)} on a tensor, expected attributes by name")
         machine.spend(len(one or ()))
         for name in one or ():
-            if not isinstance(name, str) or hasattr(torch.nn.Parameter, name):
+            there = getattr(torch.nn.Parameter, str(name), None)  # a method, such as mean, may go
+            if not isinstance(name, str) or isdatadescriptor(there):
                 raise FormatError(f"sets the attribute {brief(name)} of a tensor")
 
 
@@ -273,5 +275,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     **PLAIN_CALLS,
 }
 KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES,
-         "builtins.object", "builtins.dict", "builtins.list", "builtins.int"}  # fmt: skip
+         "builtins.object", "builtins.dict", "builtins.list", "builtins.int", "builtins.long",
+         }  # fmt: skip
 """Names that only describe data; any other name in a file is listed as unknown."""
