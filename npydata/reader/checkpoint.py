@@ -342,10 +342,6 @@ class TensorSlice:
         self.name, self.shape, self.dtype = name, spec.shape, spec.dtype
         self._checkpoint = checkpoint
 
-    def get_shape(self) -> list[int]:
-        """Return the shape; ``safetensors`` has a method of this name."""
-        return list(self.shape)
-
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return ``tensor[index]`` for integers, slices that step forwards, and ``...``."""
         with naming(f"{self._checkpoint.path}: {self.name}"):
