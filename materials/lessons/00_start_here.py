@@ -525,7 +525,7 @@ What is left is compute, and little else. That was the bar; now the run has to s
 
 After a crash there are two questions: resume from *which checkpoint*, and *with which batch*?
 
-**Write `latest`.** The folder `root` holds finished checkpoints, `step-000010`, `step-000020`, and perhaps one that was cut off, `step-000030.tmp`. Return the path of the newest finished one, or `None` if there is none. `root.glob("step-*")` gives the paths, in no particular order; paths compare by name.
+**Write `latest`.** The folder `root` holds finished checkpoints, `step-000010`, `step-000020`, and perhaps one that was cut off, `step-000030.tmp`. Return the path of the newest finished one, or `None` if there is none; before the first save the folder itself isn't there yet. `root.glob("step-*")` gives the paths, in no particular order; paths compare by name.
 """
 
 # %% [markdown] tags=["hint:latest"]

@@ -115,6 +115,11 @@ JOIN, NEWEST = "self.thread.join()", "next(filter(is_complete, committed(root)),
     ("08-latest_in", NEWEST, "max(filter(is_complete, root.iterdir()), default=None)", False),
     ("08-commit", "if keep_last is not None", "if keep_last", False),
     ("09-gather", '"error" in note', 'note.get("error")', False),
+    ("09-gather", "{missing}", "{missing}, 2 others came", True),
+    ("05-NoteMachine", "reduce(function, args)", "reduce(args=args, function=function)", True),
+    ("01-num_windows", "stride + 1", "stride + 1.0", False),
+    ("02-scramble", "row * columns + column", "(row * columns + column).astype(np.int64)", False),
+    ("08-latest_in", "return named", "return named.name", False),
 ])  # fmt: skip
 def test_what_an_answer_does_decides_not_how_it_is_written(name, old, new, right):
     (exercise,) = (one.values[0] for one in EXERCISES if one.id == name)

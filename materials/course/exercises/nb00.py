@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from course.grading.exercise import Exercise
-from course.grading.observers import bytes_read, files, threads
+from course.grading.observers import Batches, bytes_read, files, threads
 from course.lesson import solution
 
 here = partial(solution, "00")
@@ -107,8 +107,10 @@ def loader_seen(Loader, size, batch_size):
         all_at_once = len(data.asked) >= size // batch_size > 4  # the queue holds two of them
         seen = {"batches": first + list(batches), "batches, a second time": list(loader)}
         seen |= count()
-    seen |= {"the loop fetches by itself": data.in_loop}
-    return seen | {"all are fetched before the first is handed on": all_at_once}
+    return seen | {
+        "the loop fetches by itself": data.in_loop,
+        "all are fetched before the first is handed on": all_at_once,
+    }
 
 
 LOADER = Exercise(
@@ -181,7 +183,7 @@ def saver_seen(Saver, saves):
     if saves:
         seen = {"save returns first": True, "the next save writes already": False}
 
-    def write(folder, written):
+    def write(folder, state):
         k = int(folder)
         begun[k].set()
         in_loop = threading.current_thread() is threading.main_thread()
@@ -193,8 +195,8 @@ def saver_seen(Saver, saves):
             looked.wait(WAIT_S)
         if k:
             done[k - 1].wait(WAIT_S)
-        seen["what is written is a copy"] = written["w"] is not state["w"]
-        files[folder] = written["w"].tolist()
+        seen["what is written is a copy"] = state["w"] is not live["w"]
+        files[folder] = state["w"].tolist()
         done[k].set()
 
     turns, real = iter(returned), threading.Thread.run
@@ -203,7 +205,7 @@ def saver_seen(Saver, saves):
         next(turns, looked).wait(WAIT_S)
         real(thread)
 
-    state = {"w": torch.zeros(2)}
+    live = {"w": torch.zeros(2)}
     with (
         threads() as count,
         patch.dict(Saver.save.__globals__, write_checkpoint=write),
@@ -212,9 +214,9 @@ def saver_seen(Saver, saves):
         saver = Saver()
         saver.wait()
         for number in range(saves):
-            state["w"].fill_(number)
-            saver.save(str(number), state)
-            state["w"].fill_(-1)
+            live["w"].fill_(number)
+            saver.save(str(number), live)
+            live["w"].fill_(-1)
             returned[number].set()
             begun[number].wait(WAIT_S)
         saver.wait()
@@ -303,7 +305,9 @@ LATEST = Exercise(
         (("step-000060", "step-000050", "step-000070.tmp"),),
     ],
     observe=latest_seen,
-    show=lambda names: f"latest(folder with {', '.join(names) or 'nothing in it'})",
+    show=lambda names: (
+        f"latest(folder {'with ' * bool(names)}{', '.join(names) or 'that is not there yet'})"
+    ),
     misconceptions="""
 if path.suffix != ".tmp" >> | A save that was cut off isn't finished: training can't go on from it.
 , default=None >> | In a new run there is no checkpoint yet.
@@ -312,13 +316,12 @@ if path.suffix != ".tmp" >> | A save that was cut off isn't finished: training c
 
 
 def steps_seen(steps, batches, done, total):
-    taken = []
-    loader = (taken.append(k) or f"batch {k}" for k in range(1, batches + 1))
+    loader = Batches(batches)
     pairs = iter(steps(loader, done, total))
     first = list(islice(pairs, 1))
-    seen = {"batches taken for the first pair": len(taken)} if first else {}
+    seen = {"batches taken for the first pair": loader.taken} if first else {}
     seen["pairs"] = first + list(pairs)
-    return seen | {"fetches on after step `total`": len(taken) > total + 1}
+    return seen | {"fetches on after step `total`": loader.taken > total + 1}
 
 
 def all_steps(loader, done, total):

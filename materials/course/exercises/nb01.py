@@ -36,17 +36,13 @@ def gather_seen(answer, count, starts, width, then):
             windows = file.gather(asked, width)
         except (ValueError, OSError, RuntimeError, AssertionError) as error:
             facts = {"the file": "tokens.npy", "the size found": then, "the size expected": opened}
-            named = [what for what, fact in facts.items() if str(fact) in str(error)]
+            named = [
+                what for what, fact in facts.items() if str(fact) in str(error).replace(",", "")
+            ]
             return f"{type(error).__name__}, which names {', '.join(named) or 'no fact'}"
-        return (
-            "windows, and no error"
-            if then
-            else {
-                "windows": windows,
-                "dtype": str(windows.dtype),
-                "Python loops over the starts": Starts.loops > 0,
-            }
-        )
+        if then:
+            return "windows, and no error"
+        return {"windows": windows, "Python loops over the starts": Starts.loops > 0}
 
 
 def gather_text(count, starts, width, then):
@@ -80,9 +76,8 @@ def pair_seen(answer, tokens):
     x, y = answer(tokens, out)
     halves = [np.asarray(x), np.asarray(y)]
     return {
-        "x": halves[0],
-        "y": halves[1],
-        "x and y are": f"{type(x).__name__}s of {str(x.dtype).removeprefix('torch.')}",
+        "x": x,
+        "y": y,
         "both contiguous": all(half.flags.c_contiguous for half in halves),
         "`out` is filled": bool((out >= 0).all()),
         "x and y lie in `out`": all(np.shares_memory(half, out) for half in halves),
@@ -151,7 +146,7 @@ def draw_seen(answer, indices, *case):
         return None
     own = np.array_equal(again[1:], drawn)
     seen = {"a sample has the same window in another batch": own}
-    return seen | {"windows": drawn, "dtype": str(np.asarray(drawn).dtype)} if own else seen
+    return seen | {"windows": drawn} if own else seen
 
 
 def seeded_generator(indices, count, seed, epoch):

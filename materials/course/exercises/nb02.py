@@ -6,6 +6,7 @@ from unittest.mock import patch
 import numpy as np
 from hypothesis import strategies as st
 
+from course.grading.compare import kind
 from course.grading.exercise import Exercise
 from course.lesson import solution
 from npydata.dataset.permutation import shift
@@ -21,6 +22,7 @@ def shift_seen(answer, bound):
     rows = np.array([answer(values, np.full(bound, one), side) for one in HASHES], np.int64)
     moved, own = (rows - np.arange(bound)) % bound, answer(values, HASHES[:bound], side)
     return {
+        "what comes back": kind(own),
         "largest place": rows.max(),
         "all of a row move by the same": (moved == moved[:, :1]).all(),
         "each value moves by its own hash": np.array_equal(own, rows.diagonal()),

@@ -149,7 +149,12 @@ raise CheckpointError(f"byte {begin}: {error}") from None >> raise error | A scr
 def noted(answer, data):
     """Say what two opcodes leave on the stack, and what `reduce` was asked."""
     asked = []
-    machine = answer(data, HANDLERS, lambda *given: asked.append(given) or "what reduce gave")
+
+    def reduce(function, args):
+        asked.append((function, args))
+        return "what reduce gave"
+
+    machine = answer(data, HANDLERS, reduce)
     machine.stack.append("older")
     own = {ord("c"): answer.name_global, ord("R"): answer.load_reduce}
     while machine.at < len(data):

@@ -22,7 +22,7 @@ def slots_seen(answer, dtypes):
     slots = answer(tensors)
     if not isinstance(slots, list):
         return slots
-    facts = {name: (str(dtype), tuple(shape), *rest) for name, dtype, shape, *rest in slots}
+    facts = {slot.name: slot for slot in slots}
     return {"order": list(facts)} | facts
 
 

@@ -39,21 +39,19 @@ class Script:
             raise TimeoutError("it would wait for ever")
 
 
-def outcome(work, ranks):
-    """Return what comes back, or the error and the ranks that its text names."""
+def gathered(answer, come, ranks, patience):
+    """Return what comes back, or the error and the ranks without a good note that its text names."""
+    notes = Script(come)
     try:
-        return {"returned": work()}
+        seen = {"returned": answer(notes, ranks, patience)}
     except RuntimeError as error:
         numbers = re.findall(r"\d+", str(error))
-        named = [rank for rank in range(ranks) if str(rank) in numbers]
-        return {"raised": "RuntimeError", "ranks in its text": named}
+        bad = [rank for rank in range(ranks) if notes.read(rank) not in (OK, TOO)]
+        named = [rank for rank in bad if str(rank) in numbers]
+        seen = {"raised": "RuntimeError", "ranks in its text": named}
     except TimeoutError as error:
-        return {"raised": str(error)}
-
-
-def gathered(answer, come, ranks, patience):
-    notes = Script(come)
-    return outcome(lambda: answer(notes, ranks, patience), ranks) | {"after seconds": notes.seconds}
+        seen = {"raised": str(error)}
+    return seen | {"after seconds": notes.seconds}
 
 
 OK, TOO, FULL = {"files": {}}, {"files": {"w": 8}}, {"error": ""}

@@ -4,6 +4,7 @@ import random
 import sys
 
 from course.grading.exercise import Exercise
+from course.grading.observers import Batches
 from course.lesson import ROOT, solution
 from npydata import TrainingState, capture_rng
 
@@ -89,19 +90,9 @@ class Asked:
     save = end = False
 
 
-class Endless:
-    """Batches 1, 2, 3, ..., more than are wanted: each loop over them begins anew."""
-
-    taken = 0
-
-    def __iter__(self):
-        for self.taken in range(1, 10):
-            yield self.taken
-
-
 def kept(answer, first, last, every, signals):
     """Observe what the loop does; a signal comes during a step or a save of that name."""
-    batches, events, asked = Endless(), [], Asked()
+    batches, events, asked = Batches(9), [], Asked()
 
     def note(what):
         events.append(what)
@@ -109,7 +100,7 @@ def kept(answer, first, last, every, signals):
             asked.save, asked.end = True, asked.end or got == "SIGTERM"
 
     def do_step(step, batch):
-        note(f"step {step}" if batch == step - first else f"step {step} on batch {batch}")
+        note(f"step {step}" if batch == f"batch {step - first}" else f"step {step} on {batch}")
 
     answer(first, last, batches, do_step, lambda step: note(f"save {step}"), asked, every)
     return {"in order": ", ".join(events), "batches taken": batches.taken}

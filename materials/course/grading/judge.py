@@ -33,6 +33,7 @@ GENERIC = "Work this case out by hand and compare it with what your code does."
 FACTS = "Only what differs is shown: 'got' is what your code does. Which of your lines decides it?"
 DIED = "Nothing could be raised any more: what was touched, and what should come before it?"
 LASTS = "Your code waits or loops for good here: does what it waits for ever happen?"
+NOTHING = "Nothing comes back. What should a call return?"
 CALLED = re.compile(r"target=([\w.]+)\(")
 DOTS = ast.dump(ast.Expr(ast.Constant(...)))
 SLIPS = {
@@ -195,7 +196,8 @@ def reasons(
         return [*line, f"These parentheses call {called[1]} at once, in the loop itself."]
     if isinstance(found.error, TypeError) and not line:
         takes = ", ".join(inspect.signature(exercise.right).parameters)
-        return sentences or [f"It is called with: {takes}. Yours takes something else."]
+        other = f"It is called with: {takes}. Yours takes something else."
+        return sentences or [NOTHING if "NoneType" in str(found.error) else other]
     if sentences or isinstance(found.error, Interrupted):
         return line + (sentences or [LASTS])
     if wanted.error:
@@ -206,7 +208,7 @@ def reasons(
     if not same(wanted.given, found.given):
         return ["Your code changes an argument, which belongs to the caller."]
     if found.value is None:
-        return ["Nothing comes back. What should a call return?"]
+        return [NOTHING]
     if isinstance(found.value, dict):
         return [FACTS]
     return [difference(wanted.value, found.value) or GENERIC]

@@ -5,6 +5,7 @@
     threads     with: how many threads were started, and how many still run; time is short there:
                 joining one with a time-out doesn't wait
     bytes_read  how many bytes a piece of work asks the system to read
+    Batches     a loader that knows how many batches were taken
 
 `returned` is what an exercise observes by itself; the others are for an `observe` of its own.
 """
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,3 +88,16 @@ def threads() -> Iterator[Callable[[], dict[str, int]]]:
 
     with patch.multiple(threading.Thread, start=start, join=join):
         yield count
+
+
+@dataclass
+class Batches:
+    """A loader of "batch 1", "batch 2", ..., `count` of them; each loop over it begins anew."""
+
+    count: int
+    taken: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for k in range(1, self.count + 1):
+            self.taken += 1
+            yield f"batch {k}"

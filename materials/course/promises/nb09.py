@@ -1,5 +1,6 @@
 """What the ranks of lesson 09 promise, and cards that break it."""
 
+from functools import partial
 from pathlib import Path
 
 from course.exercises import nb09
@@ -21,9 +22,9 @@ def who_is_missing_is_named(mine):
     """Without the word of every rank nothing is committed, and the error names who is missing"""
     temporary, folder = Path("step-1.tmp"), Path("step-1")
     temporary.mkdir()
-    notes = nb09.Script({0: (0, nb09.OK)})
-    seen = nb09.outcome(lambda: mine.commit_all(temporary, folder, notes, 2, 5), 2)
-    expect(seen, {"raised": "RuntimeError", "ranks in its text": [1]}, "rank 1 is silent; it")
+    seen = nb09.gathered(partial(mine.commit_all, temporary, folder), {0: (0, nb09.OK)}, 2, 5)
+    error = {"raised": "RuntimeError", "ranks in its text": [1], "after seconds": 5}
+    expect(seen, error, "rank 1 is silent; it")
     expect(folder.exists(), False, "committed")
 
 
