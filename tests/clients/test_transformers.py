@@ -1,14 +1,11 @@
 """The HF Trainer, interrupted in mid-epoch and resumed: batches, losses and weights to the bit."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from npydata import (
     AsyncDataLoader,
     CheckpointError,
-    LoaderError,
     MmapDataset,
     NpyTokensDataset,
     latest_checkpoint,
@@ -182,12 +179,6 @@ def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
     opened = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "copy")
     assert newest.name == "step-000020"
     assert same_bits(opened.state_dict(), whole.model.state_dict())
-
-
-def test_batches_are_not_shared_out_twice():
-    loader = AsyncDataLoader([1, 2], seed=0, rank=0, world_size=2)
-    with pytest.raises(LoaderError, match="rank=0, world_size=1"):
-        train_dataloader(SimpleNamespace(accelerator=SimpleNamespace(num_processes=2)), loader)
 
 
 def test_what_the_callback_cannot_resume_from_is_refused(tmp_path):
