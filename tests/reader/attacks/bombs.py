@@ -218,16 +218,16 @@ def same_hash(count):
 
 
 def pairs_with_one_hash(each=NONE):
-    return b"".join(integer(a) + integer(b) + b"\x86" + each for a, b in same_hash(10_000))
+    return b"".join(integer(a) + integer(b) + b"\x86" + each for a, b in same_hash(6_000))
 
 
 def dictionaries_of_pairs_with_one_hash():
-    """60 dictionaries of the same 2,000 pairs."""
+    """20 dictionaries of the same 8,000 pairs."""
     pairs = b"".join(
-        kept(integer(a) + integer(b) + b"\x86", n) for n, (a, b) in enumerate(same_hash(2_000))
+        kept(integer(a) + integer(b) + b"\x86", n) for n, (a, b) in enumerate(same_hash(8_000))
     )
-    one = dict_of(b"".join(get(n) + NONE for n in range(2_000)))
-    return program(pairs, list_of(one * 60))
+    one = dict_of(b"".join(get(n) + NONE for n in range(8_000)))
+    return program(pairs, list_of(one * 20))
 
 
 def members_in_tuples_in_tuples():
@@ -243,9 +243,9 @@ def members_with_one_text():
 
 
 def members_with_equal_texts():
-    """A set of 1,900 pairs with one hash and equal long texts."""
+    """A set of 4,500 pairs with one hash and equal long texts."""
     texts = b"".join(kept(unicode("a" * 200_000), n) for n in (0, 1))
-    members = b"".join(get(n & 1) + long1((n + 1) * PRIME) + b"\x86" for n in range(1900))
+    members = b"".join(get(n & 1) + long1((n + 1) * PRIME) + b"\x86" for n in range(4500))
     return program(texts, set_of(members))
 
 
@@ -260,11 +260,11 @@ def counters_of_keys_with_one_hash():
 in_zip({
     "dictionaries_of_pairs_with_one_hash": dictionaries_of_pairs_with_one_hash,
     "counters_of_keys_with_one_hash": counters_of_keys_with_one_hash,
+    "members_with_equal_texts": members_with_equal_texts,
 })  # fmt: skip
 harmless_in_zip({  # these cost some seconds where they are read
     "pairs_with_one_hash": lambda: program(dict_of(pairs_with_one_hash())),
     "members_that_are_pairs_with_one_hash": lambda: program(set_of(pairs_with_one_hash(b""))),
-    "members_with_equal_texts": members_with_equal_texts,
     "members_with_one_text": members_with_one_text,
     "members_in_tuples_in_tuples": members_in_tuples_in_tuples,
 })  # fmt: skip
