@@ -250,14 +250,14 @@ def require_hooks(hooks: Any) -> None:
 
 
 def require_attributes(machine: Any, state: Any) -> None:
-    """Refuse to set attributes that a tensor already has: they could replace its data."""
+    """Refuse to set what a tensor is made of, such as ``data``; other attributes are ignored."""
     for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if not isinstance(one, dict | None):
             raise FormatError(f"sets {brief(one)} on a tensor, expected attributes by name")
         machine.spend(len(one or ()))
         for name in one or ():
             there = getattr(torch.nn.Parameter, str(name), None)  # a method, such as mean, may go
-            if not isinstance(name, str) or isdatadescriptor(there):
+            if not isinstance(name, str) or name[:2] == "__" or isdatadescriptor(there):
                 raise FormatError(f"sets the attribute {brief(name)} of a tensor")
 
 
