@@ -57,7 +57,7 @@ class Found:
 
     path: Path
     kind: str
-    """npydata, transformers, accelerate, lightning, dcp, torch or safetensors."""
+    """The first word of a row of ``FOLDERS`` or a value of ``FILES``, which name the tool."""
     step: int | None
     nbytes: int
     changed: float

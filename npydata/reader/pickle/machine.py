@@ -27,7 +27,8 @@ FREE_COPIES = 1 << 21
 """How many values a pickle of any size may copy; each byte of it allows one more."""
 FREE_S, S_PER_BYTE = 2.0, 2e-6
 """How much time a pickle may take if it has keys whose hashes a file can choose so that they
-collide: a dictionary then compares each with all others. Honest ones take 4e-7 seconds a byte."""
+collide: a dictionary then compares each with all others. Honest ones took up to 4e-7 seconds a
+byte where that was measured."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
 RANDOM_HASHES = {str, bytes, UnresolvedObject}
