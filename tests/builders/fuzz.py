@@ -83,6 +83,7 @@ EXPLAINED = {
     "a dtype that is not known hides its own tensor only": "unknown variant",
     "what an empty array of numpy is made with is not looked at": "interpreted as an integer",
     "nor whether it is an integer": "an integer is required",
+    "nor whether it is one number": "only integer scalar arrays",
     "nor its size": "Maximum allowed dimension",
     "nor its sign": "negative dimensions are not allowed",
     "nor its dtype, where that is a tuple": "Tuple must have size",
