@@ -144,10 +144,12 @@ def plan_model(
 def plain_names(names: Iterable[Any]) -> dict[Any, str]:
     """Return each parameter's name without what wrappers add to it.
 
-    If that made two names equal, all stay as they are: ``module.`` may be the model's own.
+    DDP puts ``module.`` before every name; before some of them, it is the model's own.
     """
-    plain = {name: WRAPPERS.sub("", str(name)).removeprefix("module.") for name in names}
-    return plain if len({*plain.values()}) == len(plain) else {name: str(name) for name in plain}
+    plain = {name: WRAPPERS.sub("", str(name)) for name in names}
+    while plain and all(one.startswith("module.") for one in plain.values()):
+        plain = {name: one.removeprefix("module.") for name, one in plain.items()}
+    return plain
 
 
 def plan_optimizer(

@@ -366,7 +366,7 @@ class AsyncDataLoader:
         samples all ranks together have received, ``fingerprint`` identifies the data, and ``data``
         describes it, for the error message if it differs. Prefetched batches do not count until
         they are delivered. Where a sampler or a stream decides the order, ``order`` holds what
-        restores it.
+        restores it; torchdata's ``RandomSampler``, for one, has a tensor in it.
         """
         at = self._cursor.at
         return {
@@ -545,8 +545,8 @@ def choose_seed(dataset: Any, seed: int | None, world_size: int) -> int:
     own = getattr(dataset, "seed", None)
     if is_integer(own) and seed not in (None, own):
         warnings.warn(
-            f"seed={seed} of the loader, seed={own} of the dataset: the loader's counts; "
-            "give only one of them",
+            f"seed={seed} of the loader, seed={own} of the dataset: the loader's decides "
+            "what comes when; give only one of them",
             stacklevel=3,
         )
     chosen = own if seed is None else seed

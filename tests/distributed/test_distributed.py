@@ -426,6 +426,271 @@ def test_a_model_gets_every_tensor_whatever_was_tied_and_wherever_it_is(
     assert bitwise(loaded.state_dict()) == bitwise(saved.state_dict())
 
 
+def test_a_model_with_a_part_called_module_is_known_inside_a_wrapper(tmp_path):
+    plain, wrapped = (
+        torch.nn.ModuleDict({name: torch.nn.Linear(3, 3) for name in ("module", "head")})
+        for _ in range(2)
+    )
+    save_checkpoint(tmp_path / "a", torch.nn.ModuleDict({"module": wrapped}).state_dict())
+    load_distributed(tmp_path / "a", plain)
+    assert bitwise(plain.state_dict()) == bitwise(wrapped.state_dict())
+
+
+@pytest.mark.parametrize("keys", ["numbers", "names"])
+def test_every_element_is_written_once_and_whole(tmp_path, how, keys):
+    saved = on_ranks(4, save_spread, tmp_path / "a", how, keys)
+    assert all(one == saved[0] for one in saved)
+    model, optimizer, _ = load_checkpoint(tmp_path / "a", verify=True)
+    assert bitwise([model, optimizer]) == saved[0]
+    for part in ("model", "optimizer"):
+        with open_checkpoint(tmp_path / "a" / part) as checkpoint:
+            wanted = {name: tensor.numel() for name, tensor in checkpoint.items()}
+        places = {}
+        for path in sorted((tmp_path / "a" / part).iterdir()):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    shape = file.get_slice(name).get_shape()
+                    places.setdefault(name, []).append((path.name, shape))
+        written = {n: sum(math.prod(size) for _, size in places[n]) for n in places}
+        assert written == wanted
+        if how == "fsdp":  # each shard by the rank that has it
+            name = {"model": "first.weight", "optimizer": "state.0.exp_avg"}[part]
+            name = name if keys == "numbers" or part == "model" else "state.first.weight.exp_avg"
+            rows = enumerate([2, 2, 2, 1])
+            assert places[name] == [(f"rank_{k}.safetensors", [n, 5]) for k, n in rows]
+
+
+# Every kind of tensor
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64,
+          torch.uint8, torch.complex64, torch.complex128, torch.float8_e4m3fn)  # fmt: skip
+SHAPES = {
+    "even": (4, 6),
+    "uneven": (7, 3),
+    "one": (1, 3),
+    "deep": (3, 5, 2),
+    "vector": (11,),
+    "nothing": (0, 4),
+}
+
+
+PLACED = {"s0": [Shard(0)], "s1": [Shard(1)], "s2": [Shard(2)], "r": [Replicate()],
+          "s0s1": [Shard(0), Shard(1)], "s1s0": [Shard(1), Shard(0)], "s0s0": [Shard(0)] * 2,
+          "rs1": [Replicate(), Shard(1)], "s1r": [Shard(1), Replicate()]}  # fmt: skip
+"""How a tensor is spread, on a line of ranks or a grid of them; anything else is not."""
+
+
+def all_kinds():
+    """Return every tensor that ranks spread in some way, whole; its name ends with how."""
+    tensors, chance = {}, random.Random(0)
+    for dtype in DTYPES:
+        text = str(dtype).removeprefix("torch.")
+        for name, shape in SHAPES.items():
+            for how in (*(f"s{dim}" for dim in range(len(shape))), "r"):
+                tensors[f"{text}.{name}.{how}"] = random_bits(chance, dtype, shape)
+        tensors[f"{text}.scalar.plain"] = random_bits(chance, dtype, ())
+        tensors[f"{text}.slanted.plain"] = random_bits(chance, dtype, (4, 6)).t()[::2]
+    for how, places in PLACED.items():
+        if len(places) == 2:
+            tensors[f"grid.{how}"] = random_bits(chance, torch.float32, (5, 7))
+    tensors["float32.twin.s0"] = random_bits(chance, torch.float32, SHAPES["one"])
+    return tensors
+
+
+def some_kinds():
+    return {name: one for name, one in all_kinds().items() if name.startswith("float32")}
+
+
+def save_kinds(folder):
+    """Save all kinds as a model, and a few as an optimizer."""
+    world = group()[1]
+    line = DeviceMesh("cpu", range(world)[::-1])  # so that rank 0 has empty shards
+    grid = init_device_mesh("cpu", (2, world // 2) if world % 2 == 0 else (1, world))
+
+    def here(name, tensor):
+        places = PLACED.get(name.rsplit(".", 1)[1], [])
+        if len(places) == 2:
+            return distribute_tensor(tensor, grid, places)
+        return part_of(tensor, line, places) if places else tensor
+
+    model = {name: here(name, one) for name, one in all_kinds().items()}
+    some = {name: model[name] for name in some_kinds()}
+    nested = {"state": {3: some, "x": (1, None, float("nan"))}, "param_groups": [{"lr": 0.1}]}
+    with AsyncCheckpointer() as keeper:
+        keeper.save_distributed(folder, model, nested, TrainingState(step=1))
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_every_kind_of_tensor_comes_back_whole_to_every_reader(tmp_path, world):
+    folder, expected, some = tmp_path / "a", all_kinds(), some_kinds()
+    on_ranks(world, save_kinds, folder)
+    for mmap in (True, False):
+        model, optimizer, _ = load_checkpoint(folder, mmap=mmap, verify=True)
+        assert bitwise(model) == bitwise(expected)
+        assert bitwise(optimizer["state"][3]) == bitwise(some)
+        assert optimizer["state"]["x"][:2] == (1, None)
+    with open_checkpoint(folder / "model") as checkpoint:
+        assert bitwise({name: checkpoint[name] for name in expected}) == bitwise(expected)
+        assert all(checkpoint.info(name).shape == one.shape for name, one in expected.items())
+
+
+def test_torchs_own_hugging_face_reader_loads_the_folders(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    on_ranks(3, save_kinds, tmp_path / "a")
+    optimizer = {f"state.3.{name}": one for name, one in some_kinds().items()}
+    for part, expected in (("model", all_kinds()), ("optimizer", optimizer)):
+        there = {name: stored_form(one) for name, one in expected.items()}
+        found = {name: torch.zeros_like(one) for name, one in there.items()}
+        reader = dcp.HuggingFaceStorageReader(str(tmp_path / "a" / part))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(found, storage_reader=reader, no_dist=True)
+        assert bitwise(found) == bitwise(there)
+
+
+def stored_form(tensor):
+    """Return a tensor as a reader sees it that knows no complex128."""
+    if tensor.dtype == torch.complex128:
+        return torch.view_as_real(tensor)
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("what", ["model", ""])
+def test_convert_makes_one_file_of_it(tmp_path, capsys, what):
+    on_ranks(3, save_kinds, tmp_path / "a")
+    assert main(["convert", str(tmp_path / "a" / what), str(tmp_path / "out.safetensors")]) == 0
+    capsys.readouterr()
+    expected = {("" if what else "model.") + name: one for name, one in all_kinds().items()}
+    with open_checkpoint(tmp_path / "out.safetensors") as checkpoint:
+        found = {name: checkpoint[name] for name in expected}
+    assert bitwise(found) == bitwise({k: v.contiguous() for k, v in expected.items()})
+
+
+# Models in wrappers, ties, optimizers
+
+
+def load_spread(folder, how, steps=1):
+    """Load into a model that is spread in some way; return its whole state, before and later."""
+    model, optimizer = spread(how, seed=9)
+    load_distributed(folder, model, optimizer)
+    state = {states_name(name): one for name, one in whole(model.state_dict()).items()}
+    numbered = whole(optimizer.state_dict()["state"])
+    train(model, optimizer, steps, first=1)
+    later = [one.flatten().tolist() for one in whole(dict(model.named_parameters())).values()]
+    groups = [one["lr"] for one in optimizer.param_groups]
+    return bitwise([state, numbered]), groups, np.concatenate(later)
+
+
+def states_name(name):
+    return name.removeprefix("module.").replace("_orig_mod.", "")
+
+
+@pytest.mark.parametrize("keys", ["numbers", "names"])
+def test_names_of_wrappers_and_keys_of_the_optimizer_do_not_matter(tmp_path, keys):
+    """Each way of spreading saves, each loads, and trains on alike."""
+    ways = ["plain", "ddp", "fsdp", "compiled"]
+    for how in ways:
+        on_ranks(2, save_spread, tmp_path / how, how, keys)
+    found = on_ranks(2, load_all, [tmp_path / how for how in ways])
+    states_found = [one for some in found for one in some]
+    first = states_found[0]
+    assert first[1] == [0.01, 0.02]
+    assert all(one[:2] == first[:2] for one in states_found)
+    assert all(np.allclose(later, first[2], atol=1e-5) for *_, later in states_found)
+
+
+def load_all(folders):
+    return [load_spread(folder, how) for folder in folders for how in ("ddp", "fsdp", "plain")]
+
+
+class Tied(torch.nn.Module):
+    """Its output is its embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(6, 5)
+        self.out = torch.nn.Linear(5, 6, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.out(self.embedding(ids))
+
+    def get_extra_state(self):
+        return getattr(self, "seen", None)
+
+    def set_extra_state(self, state):
+        self.seen = state
+
+
+def save_tied(folder, how):
+    model, optimizer = spread(how, make=Tied)
+    model(torch.arange(6)).square().mean().backward()
+    optimizer.step()
+    model.seen = {"seen": (5, "x"), "rate": math.inf}
+    with AsyncCheckpointer() as keeper:
+        state = get_optimizer_state_dict(model, optimizer)
+        keeper.save_distributed(folder, model.state_dict(), state)
+    return bitwise(whole([model.embedding.weight.detach(), optimizer.state_dict()["state"]]))
+
+
+def load_tied(folder, how):
+    model, optimizer = spread(how, seed=4, make=Tied)
+    load_distributed(folder, model, optimizer)
+    assert model.out.weight is model.embedding.weight
+    loaded = [model.embedding.weight.detach(), optimizer.state_dict()["state"]]
+    return bitwise(whole(loaded)), model.seen
+
+
+@pytest.mark.parametrize("how", ["plain", "fsdp"])
+def test_tied_tensors_have_each_name_and_are_one_again_with_their_optimizer(tmp_path, how):
+    saved = on_ranks(2, save_tied, tmp_path / "a", how)[0]
+    model, _, _ = load_checkpoint(tmp_path / "a")
+    assert model["embedding.weight"] is model["out.weight"]
+    seen = model["_extra_state"]
+    assert seen == {"seen": (5, "x"), "rate": math.inf}
+    with open_checkpoint(tmp_path / "a" / "model") as checkpoint:
+        assert bitwise(checkpoint["out.weight"]) == bitwise(model["out.weight"])
+    for world, how_there in ((1, "plain"), (3, "fsdp")):
+        found = on_ranks(world, load_tied, tmp_path / "a", how_there)
+        assert found == [(saved, seen)] * world
+
+
+def untied():
+    model = Tied()
+    model.out = torch.nn.Linear(5, 6, bias=False)
+    return model
+
+
+def with_a_module():
+    """Return a model whose names look as if a part of it were wrapped."""
+    model = torch.nn.Linear(3, 3)
+    model.module = torch.nn.Linear(3, 3)
+    return model
+
+
+@pytest.mark.parametrize("before, now", [(Tied, untied), (with_a_module, with_a_module)])
+@pytest.mark.parametrize("seen", [torch.ones(2), [torch.ones(2)]])
+def test_a_model_gets_every_tensor_whatever_was_tied_and_wherever_it_is(
+    tmp_path, before, now, seen
+):
+    saved, loaded = before(), now()
+    saved.seen = seen
+    save_checkpoint(tmp_path / "a", saved.state_dict())
+    load_distributed(tmp_path / "a", loaded)
+    assert bitwise(loaded.state_dict()) == bitwise(saved.state_dict())
+
+
+def test_a_model_with_a_part_called_module_is_known_inside_a_wrapper(tmp_path):
+    plain, wrapper = with_a_module(), torch.nn.Module()
+    wrapper.module = with_a_module()
+    for saved, loaded in ((wrapper, plain), (plain, wrapper)):
+        save_checkpoint(tmp_path / "a", saved.state_dict())
+        torch.nn.init.zeros_(loaded.get_parameter([*loaded.state_dict()][0]))
+        load_distributed(tmp_path / "a", loaded)
+        assert bitwise(plain.state_dict()) == bitwise(wrapper.module.state_dict())
+
+
 @pytest.mark.parametrize("keys", ["numbers", "names"])
 def test_an_optimizer_gets_every_tensor_wherever_it_is(tmp_path, keys):
     model = with_a_module()
