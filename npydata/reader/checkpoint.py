@@ -22,6 +22,8 @@ from npydata.reader.tensor import read_part, read_tensor, sliced
 from npydata.system.accelerator import why_unusable
 from npydata.system.progress import harmless
 
+MAX_TIED_CHARACTERS = 100_000_000
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -296,6 +298,9 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         same: dict[Any, list[str]] = {}
         for name, spec in self._tensors.items():
             same.setdefault(spec_alias_key(spec), []).append(name)
+        # Each tie is written with the first name, which may be long.
+        if sum(len(names[0]) * len(names) for names in same.values()) > MAX_TIED_CHARACTERS:
+            raise CheckpointError(f"{self.path}: the names of its tied tensors are too long")
         return {key: tuple(names) for key, names in same.items()}
 
     def _spec(self, name: str) -> TensorSpec:
@@ -331,6 +336,10 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             raise FormatError(
                 f"no name begins with {prefix!r}, the first is {next(iter(self), '')}"
             )
+        if prefix and (cut := [name for name in found if name.startswith(".")]):
+            raise FormatError(
+                f"without {prefix!r}, a name is {cut[0]!r}; did you mean '{prefix}.'?"
+            )
         return dict.fromkeys(found, ...)
 
 
@@ -365,6 +374,8 @@ class Metadata(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """Return a plain value; one that takes code to build raises UnsafeCheckpointError."""
+        if name not in self._values:
+            raise KeyError(f"no value {name!r} in {self._path}{did_you_mean(name, self)}")
         return plain_value(self._path, name, self._values[name])
 
     def __iter__(self) -> Iterator[str]:

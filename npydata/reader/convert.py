@@ -87,6 +87,7 @@ def convert(
 def chosen(checkpoint: Any, prefix: str) -> tuple[dict[str, TensorSpec], dict[str, str]]:
     """Return the tensors whose names begin with ``prefix``, without it, and the ties among them."""
     specs, ties = {}, {}
+    checkpoint._chosen(None, prefix)  # refuses a prefix that is wrong
     for names in checkpoint._alias_groups.values():
         kept = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         if not kept:
@@ -95,9 +96,6 @@ def chosen(checkpoint: Any, prefix: str) -> tuple[dict[str, TensorSpec], dict[st
         if spec.kind != "dense":
             raise FormatError(f"{kept[0]}: torch has no dtype for its {spec.kind}")
         ties.update(dict.fromkeys(kept[1:], kept[0]))
-    if prefix and all(name.startswith(".") for name in specs):
-        hint = f" and ends there; did you mean '{prefix}.'?" if specs else ""
-        raise FormatError(f"no name begins with {prefix!r}{hint}")
     return specs, ties
 
 

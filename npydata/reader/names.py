@@ -43,7 +43,7 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
         is_inside_itself = isinstance(value, UnresolvedObject) and id(value) in above
         inner = [] if is_inside_itself else list(parts(value))
         looked_through = [value] if isinstance(value, SETS) else containers(value)
-        own = UNITS_PER_ENTRY * len(inner) + len(name)
+        own = (UNITS_PER_ENTRY + len(name)) * len(inner) + len(name)
         for length in chain([own], *map(lengths, looked_through)):
             left -= length
             if left < 0:
@@ -52,9 +52,10 @@ def flatten(root: Any, nbytes: int) -> dict[str, Any]:
             raise FormatError(f"its containers are nested more than {MAX_DEPTH} deep")
         if is_entry(value, inner):
             named[free_name(name, named)] = value
+        inside = (*above, id(value))
         for key, part in reversed(inner):
             text = key if isinstance(key, str) else brief(key)
-            waiting.append((f"{name}.{text}" if above else text, (*above, id(value)), part))
+            waiting.append((f"{name}.{text}" if above else text, inside, part))
     return named
 
 

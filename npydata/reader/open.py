@@ -19,7 +19,8 @@ from npydata.reader.formats.safetensors import is_safetensors, read_safetensors,
 from npydata.reader.formats.sharded import is_shard, join_shards
 from npydata.reader.formats.tar import is_tar, read_tar
 from npydata.reader.formats.zip import read_zip
-from npydata.reader.names import flatten
+from npydata.reader.names import FREE_ENTRIES, flatten
+from npydata.reader.pickle.machine import BUDGET, Budget
 from npydata.reader.remote import RemoteFile, is_url
 from npydata.system.threads import without_collecting
 
@@ -62,6 +63,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
         CheckpointError: The file is damaged, truncated, hostile, or not a checkpoint.
         FileNotFoundError: There is no such file.
     """
+    BUDGET.set(Budget())
     name = os.fsdecode(path)
     with naming(name):
         if is_url(name):
@@ -154,12 +156,16 @@ def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[st
     """Open the files of a set; none may appear twice."""
     shards: dict[str, Contents] = {}
     taken: dict[Any, str] = {}
+    left = FREE_ENTRIES
     for name in names:
         try:
             file = open_beside(name)
             if (twin := taken.setdefault(file.identity, name)) != name:
                 raise FormatError(f"is the same file as {twin}")
             shards[name] = read_file(file)
+            left += file.size - len(shards[name].leaves)
+            if left < 0:
+                raise FormatError("has far more entries than its size allows")
         except (OSError, FormatError) as error:
             raise FormatError(f"names the file {name!r:.80}: {error!s:.300}") from None
     return shards

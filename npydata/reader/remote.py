@@ -10,7 +10,8 @@ import urllib.request
 from collections.abc import Callable
 from functools import lru_cache
 from http.client import HTTPException
-from urllib.parse import quote, urljoin, urlsplit
+from typing import Any
+from urllib.parse import quote, urlsplit
 
 from npydata.reader.file import File, FormatError
 
@@ -77,9 +78,20 @@ class RemoteFile(File):
 
     def sibling(self, name: str) -> "RemoteFile":
         """Open the file called ``name`` beside this one."""
-        query = urlsplit(self.path).query
         name = quote(name) if self._fetch is fetch_by_http else name
-        return RemoteFile(urljoin(self.path, name) + (f"?{query}" if query else ""))
+        here, mark, query = self.path.partition("?")
+        return RemoteFile(f"{here.rpartition('/')[0]}/{name}{mark}{query}")
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects without reading what comes with them, which may have no end."""
+
+    def redirect_request(self, request: Any, answer: Any, *said: Any) -> Any:  # noqa: D102
+        answer.close()
+        return super().redirect_request(request, answer, *said)
+
+
+OPENER = urllib.request.build_opener(Redirects)
 
 
 def fetch_by_http(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
@@ -87,7 +99,7 @@ def fetch_by_http(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
     ask = {"Range": f"bytes={offset}-{offset + nbytes - 1}", "Accept-Encoding": "identity"}
     try:
         request = urllib.request.Request(url, headers=ask)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with OPENER.open(request, timeout=TIMEOUT_S) as answer:
             if urlsplit(url).scheme == "https" != urlsplit(answer.url).scheme:
                 raise FormatError("is redirected away from https, which is not followed")
             if answer.status != 206:

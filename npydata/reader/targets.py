@@ -98,6 +98,10 @@ def byte_range(target: torch.Tensor) -> tuple[int, int] | None:
 def did_you_mean(name: str, others: Iterable[str]) -> str:
     """Return a hint at the name that may have been meant, or an empty string."""
     some = list(islice(others, 10_000))
-    near = [one for one in some if one.endswith(f".{name}") or str(name).endswith(f".{one}")]
+    near = [
+        one
+        for one in some
+        if one.endswith(f".{name}") or one.startswith(f"{name}.") or f"{name}".endswith(f".{one}")
+    ]
     near = near or difflib.get_close_matches(str(name), some, 1)
     return f"; did you mean {near[0]!r}?" if near else ""

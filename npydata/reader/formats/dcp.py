@@ -16,7 +16,7 @@ from npydata.reader.file import Extent, File, Folder, FormatError
 from npydata.reader.formats import Contents
 from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
-from npydata.reader.names import free_name
+from npydata.reader.names import FREE_ENTRIES, UNITS_PER_ENTRY, free_name
 from npydata.reader.pickle.machine import PickleMachine, no_storage
 from npydata.reader.pickle.objects import TensorSpec, brief, count, counts
 from npydata.reader.tensor import Chunk
@@ -37,7 +37,7 @@ def read_dcp(folder: Folder) -> Contents:
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
     machine = PickleMachine(raw, no_storage)
     said = machine.run()
-    left = 1024 + len(raw) // 8  # a pickle can refer to one list of chunks many times
+    left = FREE_ENTRIES + len(raw)  # a pickle can refer to one list of chunks many times
     root: dict[str, Any] = {}
     others: dict[str, Item] = {}
     try:
@@ -46,15 +46,18 @@ def read_dcp(folder: Folder) -> Contents:
             if one.qualname == BYTES:
                 others[name] = items[name, ""]
                 continue
-            root[str.__str__(name)] = spec = read_chunks(name, one, items)
-            left -= len(spec.chunks or ()) * (1 + len(spec.shape) // 4)
+            left -= len(one.state["chunks"]) * (8 + 2 * len(one.state["size"]))
             if left < 0:
                 raise ValueError("more chunks than its size allows")
+            root[str.__str__(name)] = read_chunks(name, one, items)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{METADATA} is not as torch writes it: {error!r:.200}") from None
     unknown = {name for name in machine.unknown if not name.startswith(EXPECTED_PREFIXES)}
     for name, item in others.items():
         unknown |= item.contents.unknown
+        left += item.part.nbytes - len(item.contents.leaves) * (1 + len(name) // UNITS_PER_ENTRY)
+        if left < 0:
+            raise FormatError(f"{name!r:.200} has far more entries than its size allows")
         for key, value in item.contents.leaves.items():
             nested = name if item.contents.root is value else f"{name}.{key}"
             root[free_name(nested, root)] = value
@@ -104,7 +107,7 @@ def read_items(folder: Folder, storage_data: Any) -> dict[tuple[str, str], Item]
         name, offset, path = said["fqn"], said.get("offset"), placed["relative_path"]
         if not isinstance(name, str) or placed.get("transform_descriptors"):
             raise ValueError(f"{brief(name)} has items that are transformed or unnamed")
-        if "/" in path:
+        if "/" in str.__str__(path):
             raise ValueError(f"the file {brief(path)}, expected one in the folder")
         if path not in files:
             try:

@@ -268,7 +268,7 @@ def from_pairs(pairs: Any) -> dict[Any, Any]:
 
 def state_dict(pair: Any) -> Any:
     """Return a module's ``state_dict()`` as it was, with the versions of its modules."""
-    state, versions = OrderedDict(pair[0]), pair[1]
+    state, versions = OrderedDict({**pair[0]}), pair[1]
     setattr(state, VERSIONS, versions)
     return state
 
@@ -277,8 +277,8 @@ KINDS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("$tuple", list, tuple),
     set: ("$set", limit_collisions, lambda items: set(limit_collisions(items))),
     frozenset: ("$frozenset", limit_collisions, lambda items: frozenset(limit_collisions(items))),
-    Counter: ("$counter", dict, lambda items: Counter(dict(items))),
-    OrderedDict: ("$ordered", dict, OrderedDict),
+    Counter: ("$counter", dict, lambda items: Counter({**items})),
+    OrderedDict: ("$ordered", dict, lambda items: OrderedDict({**items})),
     bytes: ("$bytes", to_base64, from_base64),
     bytearray: ("$bytearray", to_base64, lambda text: bytearray(from_base64(text))),
     complex: ("$complex", lambda value: [value.real, value.imag], lambda pair: complex(*pair)),

@@ -12,6 +12,7 @@ import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,9 @@ from npydata.reader.pickle.torch import find_class, reduce
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
 MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
-FREE_COPIES = 1 << 21
-"""How many values a pickle of any size may copy; each byte of it allows one more."""
-FREE_S, S_PER_BYTE = 2.0, 2e-6
-"""How much time a pickle may take if it has keys whose hashes a file can choose so that they
-collide: a dictionary then compares each with all others. Honest ones took up to 4e-7 seconds a
-byte where that was measured."""
+S_PER_BYTE = 2e-6
+"""How much time each byte of a pickle allows. Honest ones took up to 4e-7 seconds a byte where that
+was measured."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
 RANDOM_HASHES = {str, bytes, UnresolvedObject}
@@ -40,6 +38,22 @@ TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 MALFORMED = (AttributeError, LookupError, RuntimeError, OverflowError, struct.error, TypeError,
              ValueError)  # fmt: skip
 """What Python raises if the stack or an argument is not what an opcode needs."""
+
+
+@dataclass
+class Budget:
+    """What the pickles of a checkpoint may cost together; each byte of them allows a little more.
+
+    Time counts where a file can choose the hashes of keys so that they collide: a dictionary then
+    compares each with all others.
+    """
+
+    copies: int = 1 << 21
+    seconds: float = 2.0
+
+
+BUDGET: ContextVar[Budget | None] = ContextVar("BUDGET", default=None)
+"""That of the checkpoint which is being opened."""
 
 
 class TruncatedError(FormatError):
@@ -62,8 +76,10 @@ class PickleMachine:
         self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
-        self._copies_left = FREE_COPIES + len(data)
-        self._deadline = time.thread_time() + FREE_S + S_PER_BYTE * len(data)
+        self.budget = BUDGET.get() or Budget()
+        self.budget.copies += len(data)
+        self.budget.seconds += S_PER_BYTE * len(data)
+        self._deadline = time.thread_time() + self.budget.seconds
 
     def run(self) -> Any:
         """Return what the pickle builds; ``at`` is then the byte after it.
@@ -83,6 +99,7 @@ class PickleMachine:
                         raise FormatError(
                             f"the pickle ends with {len(self.stack)} values, expected one"
                         )
+                    self.budget.seconds = self._deadline - time.thread_time()
                     return self.stack[0]
                 read, do = HANDLERS[code]
                 if read is None:
@@ -114,8 +131,8 @@ class PickleMachine:
 
     def spend(self, copied: int) -> None:
         """Count copies: a short file could ask for a great many."""
-        self._copies_left -= copied
-        if self._copies_left < 0:
+        self.budget.copies -= copied
+        if self.budget.copies < 0:
             raise ValueError("makes far more copies than the pickle's size allows")
 
     # Values, the stack and the memo

@@ -146,7 +146,8 @@ def reconstructed(_: Any, kind: Any, shape: Any, code: Any) -> NumpyArray | Unre
 def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> NumpyArray:
     """Read ``_frombuffer``, which is how protocol 5 writes arrays."""
     content = bytes(content) if isinstance(content, bytearray) else content
-    return NumpyArray((1, shape, dtype, {"C": False, "F": True}[order], content))
+    # ``str.__str__`` takes text only: hashing a nested tuple could take forever.
+    return NumpyArray((1, shape, dtype, {"C": False, "F": True}[str.__str__(order)], content))
 
 
 def scalar(_: Any, dtype: Any, content: Any) -> Any:
@@ -164,7 +165,7 @@ def called_array(_: Any, *args: Any) -> Any:
 
 DTYPE, ARRAY = "numpy.dtype", "numpy.ndarray"
 PLAIN_CALLS: dict[str, Callable[..., Any]] = {
-    "torch.serialization._get_layout": lambda _, name: LAYOUTS[name],
+    "torch.serialization._get_layout": lambda _, name: LAYOUTS[str.__str__(name)],
     "torch.Size": lambda _, sizes=(): torch.Size(counts(sizes, "torch.Size")),
     "torch.device": made_of(torch.device, str, int),
     "collections.OrderedDict": ordered_dict,
