@@ -62,10 +62,10 @@ def test_a_prefix_is_taken_off_and_its_ties_are_kept(tmp_path):
     )
     paths = [str(tmp_path / name) for name in ("a.pt", "m.safetensors")]
     assert main(["convert", *paths, "--prefix", "model."]) == 0
-    for prefix, hint in (("modle.", "$"), ("model", " and ends there; did you mean 'model.'")):
-        wrong = pytest.raises(CheckpointError, match=f"a.pt: no name begins with '{prefix}'{hint}")
-        with open_checkpoint(tmp_path / "a.pt") as source, wrong:
-            source.to_safetensors(tmp_path / "x.safetensors", prefix=prefix)
+    with open_checkpoint(tmp_path / "a.pt") as source:
+        for prefix, hint in (("modle.", "no name begins with"), ("model", "did you mean 'model.'")):
+            with pytest.raises(CheckpointError, match=f"a.pt: .*{hint}"):
+                source.to_safetensors(tmp_path / "x.safetensors", prefix=prefix)
     with open_checkpoint(tmp_path / "m.safetensors") as made:
         assert made.ties() == {"b": "a"}
         assert torch.equal(made["b"], weight)

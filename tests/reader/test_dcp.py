@@ -40,9 +40,9 @@ class InChunks:
                 begin = torch.Size((row, column))
                 self.chunks.append(ChunkStorageMetadata(begin, part.shape))
                 self.append(path, MetadataIndex("w", begin), part)
-        self.append("__0_0.distcp", MetadataIndex("step"), 7)
         tensor = TensorStorageMetadata(TensorProperties(), WHOLE.shape, self.chunks)
-        self.described = {"w": tensor, "step": BytesStorageMetadata()}
+        self.described = {"w": tensor}
+        self.value("step", 7)
         self.more = {}
 
     def append(self, path, index, value):
@@ -50,6 +50,10 @@ class InChunks:
         torch.save(value, content)
         with (self.folder / path).open("ab") as file:
             self.places[index] = _StorageInfo(path, file.tell(), file.write(content.getvalue()))
+
+    def value(self, name, value):
+        self.append("__0_0.distcp", MetadataIndex(name), value)
+        self.described[name] = BytesStorageMetadata()
 
     def append_empty(self, names, chunks):
         """Tensors of no elements, each of so many chunks; the list of them is said once."""
@@ -247,12 +251,12 @@ WRONG = {
     "value_without_a_place": lambda m: m.places.pop(MetadataIndex("step")),
     "chunk_that_is_missing": lambda m: m.chunks.pop(),
     "chunk_that_comes_twice": lambda m: m.chunks.append(m.chunks[0]),
-    "empty_chunks_said_again": lambda m: m.chunks.extend([chunk((0, 0), (0, 6))] * 10_000),
+    "empty_chunks_said_again": lambda m: m.chunks.extend([chunk((0, 0), (0, 6))] * 20_000),
     "empty_chunks_of_many_names": lambda m: m.append_empty(
-        "abcdefgh", [chunk((0, 0), (0, 0))] * 500),
+        "abcdefgh", [chunk((0, 0), (0, 0))] * 2_000),
     "chunks_of_many_dimensions_said_again": lambda m: m.described.update(
         w=TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([0] * 64),
-                                [chunk([0] * 64, [0] * 64)] * 200)),
+                                [chunk([0] * 64, [0] * 64)] * 2_000)),
     "chunks_that_overlap": lambda m: place_chunk(m, (1, 0), (2, 6)),
     "chunk_beyond_the_tensor": lambda m: place_chunk(m, (3, 0), (2, 6)),
     "chunk_of_other_dimensions": lambda m: place_chunk(m, (0,), (12,)),
@@ -262,6 +266,9 @@ WRONG = {
     "dtype_that_is_none": lambda m: setattr(m.described["w"].properties, "dtype", "float32"),
     "no_places": lambda m: setattr(m, "places", None),
     "no_description": lambda m: setattr(m, "described", None),
+    "parts_of_many_items": lambda m: [
+        m.value(f"v{k}", [[[]] * 290] * 290) for k in range(9)],
+    "long_name_of_many_parts": lambda m: m.value("n" * 50_000, [[]] * 60_000),
     "name_that_is_a_number": lambda m: m.described.update({7: BytesStorageMetadata()}),
 }  # fmt: skip
 

@@ -94,8 +94,14 @@ def test_a_name_that_is_not_there_is_answered_with_the_one_that_was_meant(tmp_pa
             checkpoint[1]
         with pytest.raises(KeyError, match="see metadata"):
             checkpoint["step"]
+        with pytest.raises(KeyError, match=r"no tensor 'model'.*did you mean 'model\.w'\?"):
+            checkpoint["model"]
+        with pytest.raises(KeyError, match=r"no value 'stop' in .*; did you mean 'step'\?"):
+            checkpoint.metadata["stop"]
         with pytest.raises(CheckpointError, match=r"no name begins with 'modle.'"):
             checkpoint.load(prefix="modle.")
+        with pytest.raises(CheckpointError, match=r"'\.w'; did you mean 'model\.'\?"):
+            checkpoint.load(prefix="model")
 
 
 def test_what_code_would_have_to_make_is_listed_and_not_made(tmp_path):

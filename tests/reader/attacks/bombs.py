@@ -291,6 +291,19 @@ in_zip(
             DOUBLED_LIST, call("collections.defaultdict", get(DOUBLINGS))
         ),
         "doubled_list_made_anew": program(DOUBLED_LIST, get(DOUBLINGS), value((1,)), NEWOBJ),
+        "doubled_tuple_for_an_order": program(
+            doubled(value(()), TWICE),
+            call("numpy._core.numeric._frombuffer", NONE, NONE, NONE, get(DOUBLINGS)),
+        ),
+        "nested_tuple_for_a_layout": program(
+            call("torch.serialization._get_layout", Code(value(()) + b"\x85" * 300_000))
+        ),
+        "long_name_of_many_lists": program(
+            dict_of(unicode("x" * 100_000) + list_of(EMPTY_LIST * 40_000))
+        ),
+        "many_lists_199_deep": program(
+            EMPTY_LIST * 198, list_of(EMPTY_LIST * 900_000), APPEND * 198
+        ),
     }
 )
 harmless_in_zip({
@@ -306,6 +319,9 @@ harmless_in_zip({
         dict_of(b"".join(get(0) + integer(n) + b"\x86" + NONE for n in range(3000)))),
     # a key of 30 nested tuples, said a million times
     "nested_key_again": program(set_of(b"K\1" + b"\x85" * 30 + DUP * 1_000_000)),
+    "a_long_name_tied_again_and_again": program(dict_of(
+        unicode("x" * 100_000) + put(tensor(), 0)
+        + b"".join(integer(n) + get(0) for n in range(20_000)))),
     "names_of_190_parts": program(
         (EMPTY_DICT + unicode("abcd")) * 190, value(dict.fromkeys(range(30_000), 1.5)),
         SETITEM * 190),

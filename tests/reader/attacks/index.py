@@ -4,7 +4,15 @@ import json
 import os
 from pathlib import Path
 
-from checkpoint_files import entry, payload, safetensors_file, small_legacy, small_zip
+from checkpoint_files import (
+    entry,
+    payload,
+    safetensors_file,
+    small_legacy,
+    small_zip,
+    zip_file,
+)
+from pickle_code import EMPTY_LIST, get, list_of, program, put
 
 from attacks import of_family
 
@@ -99,6 +107,16 @@ def shard_is_a_pickle(folder):
     """Have a pickle read under a safe name."""
     path = index(folder, mapped({"weight": SHARD}), shards=False)
     small_zip(path.parent / SHARD)
+    return path
+
+
+@refused
+def shards_of_many_parts(folder):
+    """Have 84,000 parts in each of many short shards: a list of lists that are one."""
+    path = index(folder, mapped({str(k): f"{k}.bin" for k in range(50)}), shards=False)
+    one = program(list_of(put(list_of(EMPTY_LIST * 290), 0) + get(0) * 289))
+    for k in range(150):
+        zip_file(path.parent / f"{k}.bin", one)
     return path
 
 

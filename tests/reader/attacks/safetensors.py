@@ -209,6 +209,9 @@ refused(noted, [
     '{"dtypes": {"z": "complex32"}}',  # of no tensor
     '{"ties": {"c": "z"}}', '{"ties": {"c": "c"}}', '{"ties": {"c": []}}',
     '{"ties": {"a": "b"}}',  # over another
+    # pairs, where the writer has a dictionary
+    '{"values": {"v": {"$ordered": [[7, 0]]}}}', '{"values": {"v": {"$counter": [[7, 0]]}}}',
+    '{"values": {"v": {"$state_dict": [[[7, 0]], {}]}}}',
     "[]", "{", "[" * 100_000, '{"ties": ' + "9" * 100_000 + "}",
 ], "notes_{}")  # fmt: skip
 harmless(noted, {

@@ -9,8 +9,10 @@ from pickle_code import (
     POP,
     Code,
     call,
+    dict_of,
     get,
     integer,
+    kept,
     name,
     persistent,
     program,
@@ -19,7 +21,7 @@ from pickle_code import (
 )
 
 from attacks import of_family
-from attacks.bombs import DOUBLED_LIST, DOUBLINGS
+from attacks.bombs import DOUBLED_LIST, DOUBLINGS, multiples
 from attacks.zip import SECRET
 
 refused, harmless = of_family(__name__)
@@ -79,6 +81,14 @@ refused(lambda folder, view: tar(
 ], "tar_view_{}")  # fmt: skip
 
 
+COUNTED = Code(
+    kept(dict_of(multiples(400, NONE)), 0)
+    + kept(call("collections.Counter", get(0)), 1) * 800
+    + name("torch", "FloatStorage")
+)
+"""A kind of storage, after long work with keys of one hash."""
+
+
 def of_id(folder, identifier):
     return tar(folder, {"pickle": program(value(identifier, python=2) + b"Q")})
 
@@ -95,6 +105,8 @@ refused(tar, {
     # one long number would be read for each tensor
     "number_of_thousands_of_digits": {
         "pickle": program(persistent("0" * 4_000 + "30", python=2))},
+    "counted_by_many_pickles": {
+        "storages": [(key, COUNTED, 0, b"") for key in range(100)]},
     "tar_storage_twice": {
         "storages": [GOOD["storages"][1], (10, "FloatStorage", 16, SECRET)]},
 })  # fmt: skip
