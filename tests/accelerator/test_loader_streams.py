@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from device_cases import same
 
 from npydata import AsyncDataLoader, MmapDataset, write_tokens
 
@@ -31,10 +32,6 @@ def wanted_of(dataset, **settings):
 
 def on_device(dataset, **settings):
     return AsyncDataLoader(dataset, batch_size=4, seed=1, device="sim", **settings)
-
-
-def same(got, wanted):
-    return all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
 
 
 SETTINGS = [{"prefetch_factor": 0}, {"num_workers": 1}, {"num_workers": 3}]

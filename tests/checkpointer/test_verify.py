@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import random
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint
+from checkpoint_tools import refuse_pickles
 from faults.saving import saved
 from safetensors.torch import save_file
 
@@ -76,15 +76,7 @@ def root(request, tmp_path, monkeypatch):
     (tmp_path / "run" / "inner").mkdir(parents=True)
     for step in (8, 9, 10):
         request.param(tmp_path / "run" / "inner", step)
-
-    def refuse(*args, **options):
-        raise AssertionError("a pickle was run")
-
-    for owner, name in (
-        *((pickle, name) for name in ("load", "loads", "Unpickler")),
-        (torch, "load"),
-    ):
-        monkeypatch.setattr(owner, name, refuse)
+    refuse_pickles(monkeypatch)
     return tmp_path / "run"
 
 
