@@ -238,13 +238,16 @@ def test_copies_and_pickles_go_on_from_the_same_place():
 BAD_STATES = {
     "no dictionary": lambda state: [],
     "a key missing": lambda state: {k: v for k, v in state.items() if k != "samples"},
-    "another version": lambda state: {**state, "version": 99},
-    "a seed that is no integer": lambda state: {**state, "seed": "0"},
-    "a negative epoch": lambda state: {**state, "epoch": -1},
-    "too many samples": lambda state: {**state, "samples": 10**9},
-    "samples that are no integer": lambda state: {**state, "samples": 1.5},
-    "other data": lambda state: {**state, "fingerprint": "other"},
 }
+WRONG = {
+    "another version": {"version": 99},
+    "a seed that is no integer": {"seed": "0"},
+    "a negative epoch": {"epoch": -1},
+    "too many samples": {"samples": 10**9},
+    "samples that are no integer": {"samples": 1.5},
+    "other data": {"fingerprint": "other"},
+}
+BAD_STATES |= {title: lambda state, wrong=wrong: state | wrong for title, wrong in WRONG.items()}
 
 
 @pytest.mark.parametrize("damage", BAD_STATES)
