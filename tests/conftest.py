@@ -40,6 +40,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         warnings.filterwarnings("ignore", half, coverage.exceptions.CoverageWarning)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of a folder that is a run of its own with the folder's name."""
+    for item in items:
+        if (folder := item.path.parent.name) in ("accelerator", "gpu", "clients"):
+            item.add_marker(folder)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Name what the time budget leaves out."""
     minutes = item.config.getoption("--budget")

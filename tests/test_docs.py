@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import blocks
 from token_builders import write
 
 import npydata
@@ -80,17 +81,15 @@ def test_the_search_finds_lessons_by_what_happens_in_them(site):
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_code_of_a_guide_runs(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "materials" / "docs" / f"{guide}.md").read_text(encoding="utf-8")
     names = {}
-    for block in re.findall(r"```python\n(.*?)```", page, flags=re.S):
+    for block in blocks(ROOT / "materials" / "docs" / f"{guide}.md"):
         exec(compile(block, f"{guide}.md", "exec"), names)
     assert names
 
 
 def test_the_code_for_those_who_arrive_runs(arriving_files):
-    blocks = re.findall(r"```python\n(.*?)```", ARRIVING.read_text(encoding="utf-8"), flags=re.S)
     names, batches = {}, []
-    for block in blocks:
+    for block in blocks(ARRIVING):
         exec(compile(block, "arriving.md", "exec"), names)
         batches += [tuple(names.pop("x").shape)] if "x" in names else []
     assert batches == [(32, 1024), (32, 1024), (12, 256), (12, 256), (12, 256), (8, 1024)]
@@ -123,8 +122,7 @@ def test_no_figure_for_those_who_arrive_is_typed_by_hand():
 def test_the_code_of_the_pages_passes_the_type_checker(tmp_path):
     pages = [ROOT / "README.md", *(ROOT / "materials" / "docs").rglob("*.md")]
     for page in pages:
-        code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
-        for number, block in enumerate(code):
+        for number, block in enumerate(blocks(page)):
             (tmp_path / f"{page.stem}_{number}.py").write_text(block, encoding="utf-8")
     files = list(tmp_path.iterdir())
     assert len(files) > 20

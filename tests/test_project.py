@@ -4,13 +4,14 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from children import run_child
+from pages import blocks
 
 import npydata
 
@@ -57,7 +58,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_importing_npydata_imports_nothing_heavy():
     code = "import sys, npydata; print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = run_child(code)
     assert run.stdout.strip() == "[]"
 
 
@@ -78,7 +79,7 @@ new = {{module.split(".")[0] for module in sys.modules}} - known - set(sys.stdli
 print(*sorted(new & set(packages_distributions()) - {{"isal"}}))
 print("torch.distributed.checkpoint" in sys.modules)
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = run_child(code)
     packages, torchs_checkpoints = run.stdout.splitlines()
     return packages.split(), torchs_checkpoints == "True"
 
@@ -121,8 +122,7 @@ def test_no_page_holds_the_markers_of_a_merge():
 
 def test_the_code_in_the_readme_trains_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
+    (code,) = blocks(ROOT / "README.md")
     # A smaller vocabulary: as many steps, each in a fraction of the time.
     code = code.replace("50_000", "5_000")
     run = tmp_path / "run"

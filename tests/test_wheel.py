@@ -4,7 +4,6 @@ The environment is a new one that holds the wheel and what its metadata requires
 the tests run; the checkout is not on its path.
 """
 
-import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from pages import blocks
 
 import npydata
 
@@ -24,7 +24,6 @@ ROOT = Path(__file__).parent.parent
 NOT_FOR_A_WHEEL = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "lab")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 LEFT_OUT = ["IPython", "ipywidgets", "jupyterlab", "matplotlib", "pytest", "tokenizers", "tqdm"]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 pytestmark = [
     pytest.mark.nightly,
@@ -71,8 +70,8 @@ def environment(wheel, metadata, tmp_path_factory):
 def workplace(environment, tmp_path_factory):
     """A folder in which the README's Python code ran, without extras."""
     folder = tmp_path_factory.mktemp("work")
-    code = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    done = run(environment / "python", "-I", "-c", "\n".join(code), cwd=folder)
+    code = "\n".join(blocks(ROOT / "README.md"))
+    done = run(environment / "python", "-I", "-c", code, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     return folder
 

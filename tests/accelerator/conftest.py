@@ -1,22 +1,14 @@
 """The simulated accelerator for the tests of this folder; without a compiler they are skipped."""
 
 import os
-from pathlib import Path
 
 import pytest
 import simulator
 
-HERE = Path(__file__).parent
 SEEDS = range(int(os.environ.get("NPYDATA_SEEDS", "50")))
 """The adversaries that each proof meets; ``make nightly`` asks for 200."""
 FEW_SEEDS = SEEDS if "NPYDATA_SEEDS" in os.environ else range(12)
 """For proofs that write files: each of the adversary's ways once."""
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.accelerator)
 
 
 @pytest.fixture(scope="session")

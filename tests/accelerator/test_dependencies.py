@@ -7,15 +7,15 @@ no adversary notices would be a wait for nothing.
 import inspect
 import textwrap
 from contextlib import contextmanager
+from functools import partial
 
-import numpy as np
 import pytest
 import test_loader_streams as loading
 import test_snapshot_streams as snapshots
 import torch
 from conftest import SEEDS, each_seed
 
-from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint, write_tokens
+from npydata import AsyncCheckpointer, CheckpointError, load_checkpoint
 from npydata.checkpointer.checkpointer import AsyncCheckpointer as Saver
 from npydata.checkpointer.checkpointer import Save
 from npydata.checkpointer.device import DeviceCopier, PendingCopies
@@ -44,24 +44,18 @@ def without(function, line, instead="pass"):
         function.__code__ = whole
 
 
-def let_go(snapshot):
-    """A state that is freed behind the save, and whose memory is used again."""
-
-    def proof(seeds, folder, _):
-        snapshots.test_a_state_that_is_let_go_after_the_save_is_not_reused_before_it_was_read(
-            seeds, folder, None, snapshot
-        )
-
-    return proof
+def proof(test, snapshot):
+    """Return a proof that is a test of snapshots, of one kind."""
+    return lambda seeds, folder, _: test(seeds, folder, None, snapshot)
 
 
-def stepped(snapshot):
-    """A step that comes at once behind the save, on two devices."""
-
-    def proof(seeds, folder, _):
-        snapshots.test_a_state_on_two_devices(seeds, folder, None, snapshot)
-
-    return proof
+# A state that is freed behind the save, and whose memory is used again.
+let_go = partial(
+    proof,
+    snapshots.test_a_state_that_is_let_go_after_the_save_is_not_reused_before_it_was_read,
+)
+# A step that comes at once behind the save, on two devices.
+stepped = partial(proof, snapshots.test_a_state_on_two_devices)
 
 
 def written(seeds, folder, _):
@@ -74,25 +68,6 @@ def written(seeds, folder, _):
         torch.accelerator.synchronize()  # before the memory goes that it copies to
         held = load_checkpoint(folder / "a", mmap=False)[0]
         assert (held["w"] == seed + 1).all(), seed
-
-
-def on_own_stream(snapshot):
-    """Training on a stream of its own, where no default order helps."""
-
-    def proof(seeds, folder, _):
-        for seed in seeds:
-            with torch.Stream("sim"):
-                weight = torch.full((900,), float(seed), device="sim")
-                optimizer = torch.optim.SGD([weight], lr=1.0, foreach=False)
-                weight.grad = torch.ones_like(weight)
-                with AsyncCheckpointer(snapshot=snapshot) as keeper:
-                    keeper.protect(optimizer)
-                    keeper.save(folder / "a", {"w": weight})
-                    optimizer.step()
-                held = load_checkpoint(folder / "a", mmap=False)[0]
-                assert (held["w"] == seed).all(), seed
-
-    return proof
 
 
 def stopped(fail):
@@ -109,9 +84,8 @@ def stopped(fail):
 
 
 def batches(seeds, folder, _):
-    write_tokens(folder / "a.npy", [np.arange(loading.STEPS * 4 * 65, dtype=np.uint16)])
     loading.test_batches_that_are_let_go_at_once_are_read_whole(
-        seeds, folder / "a.npy", {"num_workers": 1}
+        seeds, loading.windows_in(folder), {"num_workers": 1}
     )
 
 
@@ -136,12 +110,12 @@ CAUGHT = AssertionError, CheckpointError  # a loader or a reader may notice firs
 
 
 @pytest.mark.parametrize(
-    "function, line, proof",
+    "function, line, proved_by",
     MUTANTS,
     ids=[f"{function.__qualname__}-{line[:50]}" for function, line, _ in MUTANTS],
 )
 def test_without_this_line_an_adversary_tears_bits(
-    sim, tmp_path, monkeypatch, function, line, proof
+    sim, tmp_path, monkeypatch, function, line, proved_by
 ):
     with without(function, line), pytest.raises(CAUGHT):
-        proof(each_seed(sim, range(TRIES)), tmp_path, monkeypatch)
+        proved_by(each_seed(sim, range(TRIES)), tmp_path, monkeypatch)

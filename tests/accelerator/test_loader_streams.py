@@ -3,16 +3,22 @@
 import numpy as np
 import pytest
 import torch
+from device_cases import same
+from token_builders import write
 
-from npydata import AsyncDataLoader, MmapDataset, write_tokens
+from npydata import AsyncDataLoader, MmapDataset
 
 STEPS = 6
 
 
+def windows_in(folder):
+    write(folder / "a.npy", ids=np.arange(STEPS * 4 * 65))
+    return MmapDataset(folder / "a.npy", 64)
+
+
 @pytest.fixture
-def tokens(tmp_path):
-    write_tokens(tmp_path / "a.npy", [np.arange(STEPS * 4 * 65, dtype=np.uint16)])
-    return tmp_path / "a.npy"
+def windows(tmp_path):
+    return windows_in(tmp_path)
 
 
 class Floats:
@@ -33,21 +39,16 @@ def on_device(dataset, **settings):
     return AsyncDataLoader(dataset, batch_size=4, seed=1, device="sim", **settings)
 
 
-def same(got, wanted):
-    return all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
-
-
 SETTINGS = [{"prefetch_factor": 0}, {"num_workers": 1}, {"num_workers": 3}]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["in turn", "one", "three"])
-def test_batches_that_are_let_go_at_once_are_read_whole(seeds, tokens, settings):
+def test_batches_that_are_let_go_at_once_are_read_whole(seeds, windows, settings):
     """What the consumer queues on them runs after they are freed, and after later batches came."""
-    dataset = MmapDataset(tokens, 64)
-    wanted = wanted_of(dataset)
+    wanted = wanted_of(windows)
     for seed in seeds:
         sums = []
-        for x, y in on_device(dataset, **settings):
+        for x, y in on_device(windows, **settings):
             sums.append((x + 1, y * 2))
             del x, y
         assert len(sums) == len(wanted)
@@ -55,22 +56,20 @@ def test_batches_that_are_let_go_at_once_are_read_whole(seeds, tokens, settings)
             assert same((x - 1, y), (a, b * 2)), seed
 
 
-def test_on_a_stream_of_the_consumers_own(seeds, tokens):
-    dataset = MmapDataset(tokens, 64)
-    wanted = wanted_of(dataset)
+def test_on_a_stream_of_the_consumers_own(seeds, windows):
+    wanted = wanted_of(windows)
     for seed in seeds:
         mine, kept = torch.Stream("sim"), []
         with mine:
-            for x, y in on_device(dataset):
+            for x, y in on_device(windows):
                 kept.append((x.clone(), y.clone()))
             assert all(map(same, kept, wanted)), seed
 
 
-def test_kept_batches_stay_and_pinned_memory_is_used_again(seeds, tokens):
-    dataset = MmapDataset(tokens, 64)
-    wanted = wanted_of(dataset)
+def test_kept_batches_stay_and_pinned_memory_is_used_again(seeds, windows):
+    wanted = wanted_of(windows)
     for seed in seeds:
-        assert all(map(same, list(on_device(dataset, num_workers=2)), wanted)), seed
+        assert all(map(same, list(on_device(windows, num_workers=2)), wanted)), seed
 
 
 def test_batches_in_memory_that_is_not_pinned_are_pinned_first(seeds):
@@ -81,41 +80,39 @@ def test_batches_in_memory_that_is_not_pinned_are_pinned_first(seeds):
             assert same((x, k), (batch["x"] * 2, batch["k"] * 2)), seed
 
 
-def test_on_another_device_than_the_current_one(seeds, tokens):
-    dataset = MmapDataset(tokens, 64)
-    wanted = wanted_of(dataset)
+def test_on_another_device_than_the_current_one(seeds, windows):
+    wanted = wanted_of(windows)
     for seed in seeds:
-        loader = AsyncDataLoader(dataset, batch_size=4, seed=1, device="sim:1")
+        loader = AsyncDataLoader(windows, batch_size=4, seed=1, device="sim:1")
         got = [(x + 0, y + 0) for x, y in loader]
         assert got[0][0].device == torch.device("sim", 1)
         assert all(map(same, got, wanted)), seed
         assert torch.accelerator.current_device_index() == 0
 
 
-def test_an_error_on_the_device_comes_at_its_batch(sim, tokens):
-    iterator = iter(on_device(MmapDataset(tokens, 64), prefetch_factor=0))
+def test_an_error_on_the_device_comes_at_its_batch(sim, windows):
+    iterator = iter(on_device(windows, prefetch_factor=0))
     next(iterator)
     sim.fail_next("copy to device")
     with pytest.raises(RuntimeError, match="made to fail"):
         next(iterator)
 
 
-def test_pinned_batches_stay_on_the_host(sim, tokens):
-    loader = AsyncDataLoader(MmapDataset(tokens, 64), batch_size=4, pin_memory=True)
+def test_pinned_batches_stay_on_the_host(sim, windows):
+    loader = AsyncDataLoader(windows, batch_size=4, pin_memory=True)
     assert all(x.is_pinned() and y.is_pinned() for x, y in loader)
     assert sim.executed() == {}
 
 
-def test_the_host_waits_once_for_a_batch(sim, tokens):
-    dataset = MmapDataset(tokens, 64)
-    batches = list(on_device(dataset))
+def test_the_host_waits_once_for_a_batch(sim, windows):
+    batches = list(on_device(windows))
     assert sim.host_waits() == {"event.synchronize": len(batches)}
 
 
 @pytest.mark.parametrize("fetched", [True, False], ids=["windows", "samples"])
-def test_pinned_batches_dropped_while_their_copy_is_queued_arrive_whole(seeds, tokens, fetched):
+def test_pinned_batches_dropped_while_their_copy_is_queued_arrive_whole(seeds, windows, fetched):
     """``x = x.to(device, non_blocking=True)``: the host's batch is dropped before it was copied."""
-    dataset = MmapDataset(tokens, 64) if fetched else Floats()
+    dataset = windows if fetched else Floats()
     wanted = [batch[0] if fetched else batch["x"] for batch in wanted_of(dataset)]
     for seed in seeds:
         moved = []

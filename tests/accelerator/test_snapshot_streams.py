@@ -7,12 +7,12 @@ an order is missing. The state that is wanted is computed beside, on a copy of t
 import gc
 import threading
 from contextlib import nullcontext
-from functools import partial
 from itertools import islice
 
 import pytest
 import torch
 from checkpoint_tools import bitwise
+from device_cases import OPTIMIZERS, SNAPSHOTS
 
 from npydata import (
     AsyncCheckpointer,
@@ -26,7 +26,6 @@ from npydata import (
 )
 from npydata.checkpointer.snapshot import Copy
 
-SNAPSHOTS = ["host", "overlap", "device"]
 MEMORY = ["registered", "allocated"]
 
 
@@ -66,12 +65,6 @@ class Averaged(torch.nn.Module):
         return self.state_dict(), self.optimizer.state_dict()
 
 
-OPTIMIZERS = {
-    "AdamW": partial(torch.optim.AdamW, foreach=False),
-    "AdamW foreach": partial(torch.optim.AdamW, foreach=True),
-    "AdamW fused": partial(torch.optim.AdamW, fused=True),
-    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-}
 STEPS = 2
 
 

@@ -1,5 +1,8 @@
 """What the tests of the checkpointer share: states, and how to compare them."""
 
+import pickle
+from unittest.mock import Mock
+
 import torch
 from checkpoint_reading import bits
 
@@ -25,6 +28,14 @@ def bitwise(value):
     if isinstance(value, set | frozenset):
         return type(value).__name__, sorted(map(repr, value))
     return type(value).__name__, repr(value)
+
+
+def refuse_pickles(patch):
+    """Let no pickle be run from here on."""
+    refuse = Mock(side_effect=AssertionError("a pickle was run"))
+    for name in ("load", "loads", "Unpickler"):
+        patch.setattr(pickle, name, refuse)
+    patch.setattr(torch, "load", refuse)
 
 
 def tree_of(folder):

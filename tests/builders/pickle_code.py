@@ -93,36 +93,28 @@ def long1(number: int) -> Code:
     return Code(b"\x8a" + bytes([len(raw)]) + raw)
 
 
-def long4(raw: bytes, length: int | None = None) -> Code:
-    return Code(b"\x8b" + struct.pack("<i", len(raw) if length is None else length) + raw)
-
-
 def int_line(digits: int | str) -> Code:
     return Code(b"I" + str(digits).encode() + b"\n")
 
 
-def unicode(text: str | bytes, length: int | None = None) -> Code:
-    raw = text.encode() if isinstance(text, str) else text
-    return Code(b"X" + struct.pack("<I", len(raw) if length is None else length) + raw)
+def sized(format: str, opcode: bytes, raw: bytes, length: int | None = None) -> Code:
+    """What has its length before it, in a format, or another length."""
+    return Code(opcode + struct.pack(format, len(raw) if length is None else length) + raw)
 
 
-def sized(opcode: bytes, raw: bytes, length: int | None = None) -> Code:
-    """What has its length in eight bytes before it."""
-    return Code(opcode + struct.pack("<Q", len(raw) if length is None else length) + raw)
-
-
+long4, binstring = (partial(sized, "<i", opcode) for opcode in (b"\x8b", b"T"))
 unicode8, bytes8, bytearray8, frame = (
-    partial(sized, opcode) for opcode in (b"\x8d", b"\x8e", b"\x96", b"\x95")
+    partial(sized, "<Q", opcode) for opcode in (b"\x8d", b"\x8e", b"\x96", b"\x95")
 )
+
+
+def unicode(text: str | bytes, length: int | None = None) -> Code:
+    return sized("<I", b"X", text.encode() if isinstance(text, str) else text, length)
 
 
 def short_string(text: str | bytes) -> Code:
     raw = text.encode("latin-1") if isinstance(text, str) else text
     return Code(b"U" + bytes([len(raw)]) + raw) if len(raw) < 256 else binstring(raw)
-
-
-def binstring(raw: bytes, length: int | None = None) -> Code:
-    return Code(b"T" + struct.pack("<i", len(raw) if length is None else length) + raw)
 
 
 def string_line(text: str) -> Code:

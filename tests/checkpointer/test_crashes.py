@@ -13,28 +13,19 @@ pytestmark = pytest.mark.timeout(120)
 BY_ONE = {name: one for name, one in PROTOCOLS.items() if not isinstance(one, Distributed)}
 
 KILLS = """
-import itertools, random, sys, threading
+import random, sys, threading
 from pathlib import Path
 import torch
 from faults.children import Child
-from faults.saving import holds, save_step, saves_again
-from npydata import AsyncCheckpointer
+from faults.saving import holds, save_for_ever, saves_again
 
 times, seed, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 torch.set_num_threads(1)
 chance, pause = random.Random(seed), threading.Event()
 
-def save_for_ever(report, first):
-    keeper = AsyncCheckpointer(keep_last=2)
-    for step in itertools.count(first):
-        name = f"step{step}" if step % 3 == 0 else f"reused{step % 2}"
-        save_step(keeper, root / name, step, elements=300_000)
-        keeper.wait()
-        report(step)
-
 at, seen, newer = 0, set(), 0
 for number in range(times):
-    child = Child(lambda report: save_for_ever(report, at + 1))
+    child = Child(lambda report: save_for_ever(report, root, at + 1, elements=300_000))
     assert child.line() is not None
     pause.wait(chance.random() * 0.1)
     child.kill()

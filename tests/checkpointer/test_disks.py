@@ -1,7 +1,6 @@
 """Real disks: full ones, and ones whose power is cut."""
 
 import errno
-import itertools
 import os
 import random
 import sys
@@ -11,7 +10,7 @@ from contextlib import suppress
 import pytest
 from faults.children import Child
 from faults.disks import PowerSupply, cannot_cut_power, cannot_mount, ext4
-from faults.saving import holds, save_step, saved, saves_again, unfinished
+from faults.saving import holds, save_for_ever, save_step, saved, saves_again, unfinished
 
 from npydata import AsyncCheckpointer
 
@@ -58,15 +57,6 @@ def test_a_full_disk_is_told_with_the_path_and_costs_nothing(disk):
     keeper.wait()
     assert holds(root, 3, ["a"]) == 3
     saves_again(root, "a", 4)
-
-
-def save_for_ever(report, root, first):
-    keeper = AsyncCheckpointer(keep_last=2)
-    for step in itertools.count(first):
-        name = f"step{step}" if step % 3 == 0 else f"reused{step % 2}"
-        save_step(keeper, root / name, step)
-        keeper.wait()
-        report(step)
 
 
 def save_for_ever_unsynced(report, root, first):

@@ -20,20 +20,21 @@ from npydata import (
 
 
 def save(folder, step):
-    """Save a checkpoint in which every number is the step."""
-    state = {"w": torch.full((64,), float(step)), "b": torch.full((3,), float(step))}
+    """Save a checkpoint in which every number is the step: of a tensor that is mapped, and one that
+    is read."""
+    state = {"w": torch.full((50_000,), float(step)), "b": torch.full((3,), float(step))}
     save_checkpoint(folder, state, {"m": state}, TrainingState(step=step))
 
 
 def loaded(folder, verify=False):
     model, optimizer, training = load_checkpoint(folder, verify=verify)
     numbers = [one for state in (model, optimizer["m"]) for one in state.values()]
-    return {float(training.step), *torch.cat(numbers).tolist()}
+    return {float(training.step), *torch.cat(numbers).unique().tolist()}
 
 
 def opened(folder):
     with open_checkpoint(folder) as checkpoint:
-        numbers = torch.cat([checkpoint[name] for name in checkpoint]).tolist()
+        numbers = torch.cat([checkpoint[name] for name in checkpoint]).unique().tolist()
         return {float(checkpoint.metadata["training_state.step"]), *numbers}
 
 

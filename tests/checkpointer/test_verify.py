@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import random
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint
+from checkpoint_tools import refuse_pickles
 from faults.saving import saved
 from safetensors.torch import save_file
 
@@ -21,27 +21,24 @@ def ours(root, step):
     saved(root / f"step-{step}", step)
 
 
-def transformers(root, step):
-    folder = root / f"checkpoint-{step}"
+def model_beside(folder, *names):
+    """Write a model, and files of these names."""
     folder.mkdir()
     save_file({"w": torch.ones(100)}, folder / "model.safetensors")
-    (folder / "config.json").write_text('{"model_type": "gpt2"}')
-    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+    for name in names:
         torch.save({"x": torch.ones(50)}, folder / name)
+
+
+def transformers(root, step):
+    folder = root / f"checkpoint-{step}"
+    model_beside(folder, "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
 def accelerate(root, step):
-    folder = root / f"epoch_{step}"
-    folder.mkdir()
-    save_file({"w": torch.ones(100)}, folder / "model.safetensors")
-    for name in (
-        "optimizer.bin",
-        "scheduler.bin",
-        "random_states_0.pkl",
-        "custom_checkpoint_0.pkl",
-    ):
-        torch.save({"x": torch.ones(50)}, folder / name)
+    states = "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl"
+    model_beside(root / f"epoch_{step}", *states)
 
 
 def lightning(root, step):
@@ -53,14 +50,13 @@ def dcp(root, step):
     torch.distributed.checkpoint.save(state, checkpoint_id=root / f"step_{step}")
 
 
-def plain(root, step):
-    torch.save({"w": torch.ones(500)}, root / f"model_{step}.pt")
+def plain(root, step, zipped=True):
+    path = root / f"model_{step}.pt"
+    torch.save({"w": torch.ones(500)}, path, _use_new_zipfile_serialization=zipped)
 
 
 def legacy(root, step):
-    torch.save(
-        {"w": torch.ones(500)}, root / f"model_{step}.pt", _use_new_zipfile_serialization=False
-    )
+    plain(root, step, zipped=False)
 
 
 def safetensors(root, step):
@@ -76,15 +72,7 @@ def root(request, tmp_path, monkeypatch):
     (tmp_path / "run" / "inner").mkdir(parents=True)
     for step in (8, 9, 10):
         request.param(tmp_path / "run" / "inner", step)
-
-    def refuse(*args, **options):
-        raise AssertionError("a pickle was run")
-
-    for owner, name in (
-        *((pickle, name) for name in ("load", "loads", "Unpickler")),
-        (torch, "load"),
-    ):
-        monkeypatch.setattr(owner, name, refuse)
+    refuse_pickles(monkeypatch)
     return tmp_path / "run"
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from children import run_child
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import Metadata
 
@@ -57,7 +58,7 @@ def test_help_and_the_module_start_without_importing_torch():
     code = (
         "import sys; from npydata.cli import main; main(['--help']); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_child(code)
     assert done.stdout.endswith("False\n")
     assert {"prepare", "inspect", "convert", "trace"} <= set(done.stdout.split())
 

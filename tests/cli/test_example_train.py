@@ -33,7 +33,7 @@ def command(out, steps, killed_at=None):
 
 
 def start(*words):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command(*words), env=env, stderr=subprocess.PIPE, text=True)
 
 

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from npydata import (
     AsyncCheckpointer,
@@ -17,7 +16,6 @@ from npydata import (
     PackedDataset,
     ShardingConfig,
     TrainingState,
-    open_checkpoint,
     write_tokens,
 )
 
@@ -34,12 +32,6 @@ def test_a_class_explains_each_of_its_fields(kind):
     explained = re.findall(r"^    (\w+): \w", inspect.getdoc(kind), re.M)
     names = getattr(kind, "_fields", None) or kind.__dataclass_fields__
     assert [name for name in explained if name in names] == [*names]
-
-
-def test_text_is_one_name_of_a_tensor(tmp_path):
-    torch.save({"model": {"weight": torch.arange(3.0)}}, tmp_path / "w.pt")
-    with open_checkpoint(tmp_path / "w.pt") as checkpoint:
-        assert checkpoint.load("model.weight").keys() == {"model.weight"}
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """``npydata trace``: the script runs as it does without, and its time is where it was spent."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^(start-up|data|step|save|load|other) +([\d.]+) s +([\d.]+)%(.*)$", re.M)
 TRAIN = """
 import sys, time
@@ -56,7 +53,6 @@ def trace(tmp_path, code, *options, arguments=()):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
     )
 
@@ -119,7 +115,6 @@ def test_ctrl_c_still_draws_the_bar(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGINT)

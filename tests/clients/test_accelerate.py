@@ -14,7 +14,6 @@ accelerate = pytest.importorskip("accelerate")
 from clients.tools import SEQ_LEN, Tiny, same_bits, tokens  # noqa: E402
 
 __all__ = ["tokens"]
-pytestmark = pytest.mark.clients
 
 
 @pytest.fixture

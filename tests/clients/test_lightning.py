@@ -21,7 +21,7 @@ from clients.tools import SEQ_LEN, WINDOWS, Interrupted, Tiny, same_bits, tokens
 from npydata.integrations.lightning import AsyncCheckpointIO, SaveCheckpoints  # noqa: E402
 
 __all__ = ["tokens"]
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Module(LightningModule):

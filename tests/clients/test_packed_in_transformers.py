@@ -9,7 +9,6 @@ from npydata import PackedDataset
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-pytestmark = pytest.mark.clients
 VOCABULARY, SEQ_LEN = 64, 64
 
 

@@ -1,15 +1,15 @@
 """The code on the frameworks' pages runs as it stands."""
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import blocks
 
 from npydata import write_tokens
 
 PAGES = sorted((Path(__file__).parents[2] / "materials/docs/frameworks").glob("*.md"))
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -19,6 +19,6 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drawn = np.random.default_rng(1).integers(0, 512, 6000, dtype=np.uint16)
     write_tokens(tmp_path / "train.npy", [drawn])
-    code = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+    code = blocks(page)
     assert code
     exec(compile("\n".join(code), page.name, "exec"), {"__name__": "page"})

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler
 from npydata import AsyncDataLoader
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 LENGTH, BATCH = 23, 4
 

@@ -19,7 +19,6 @@ from clients.tools import NAMES, SEQ_LEN, VOCABULARY, WINDOWS, Interrupted, same
 from npydata.integrations.transformers import SaveCheckpoints, train_dataloader  # noqa: E402
 
 __all__ = ["tokens"]
-pytestmark = pytest.mark.clients
 EPOCHS = 2
 
 

@@ -1,6 +1,5 @@
 """``npydata verify`` over what the frameworks' own savers leave: complete, or killed in a save."""
 
-import pickle
 import random
 import shutil
 import threading
@@ -8,13 +7,14 @@ from itertools import count
 
 import pytest
 import torch
+from checkpoint_tools import refuse_pickles
 from faults.children import Child
 from safetensors.torch import load_file
 from torch.distributed import checkpoint as dcp
 
 from npydata.checkpointer.verify import scan
 
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 KILLS = 20
 
 
@@ -123,14 +123,8 @@ def killed(write, root, delay):
 
 def complete(root, monkeypatch):
     """Return the newest checkpoint that ``verify`` calls complete, and how many it does not."""
-
-    def refuse(*args, **options):
-        raise AssertionError("a pickle was run")
-
     with monkeypatch.context() as patch:
-        for owner, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
-            patch.setattr(owner, name, refuse)
-        patch.setattr(pickle, "Unpickler", refuse)
+        refuse_pickles(patch)
         found = scan(root)
     return next((one for one in found if one.complete), None), [o for o in found if not o.complete]
 

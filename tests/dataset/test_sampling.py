@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_cases import values as starts
 from token_builders import write
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler
 
@@ -32,10 +33,6 @@ AS_DICT = ("input_ids", "labels")
 def ids(tmp_path):
     """A file of 50,000 tokens that differ from each other: a token says where it is."""
     return write(tmp_path / "ids.npy", ids=np.arange(50_000))
-
-
-def starts(batch):
-    return batch[0][:, 0].tolist()
 
 
 @settings(deadline=None, max_examples=60)

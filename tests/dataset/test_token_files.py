@@ -5,7 +5,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -257,21 +256,21 @@ def test_a_stream_that_breaks_leaves_the_old_file_alone(tmp_path):
 
 
 STREAM = """
-    import resource, sys, numpy as np
-    from npydata import write_tokens
-    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    def chunks():
-        for k in range(10**9):
-            yield np.zeros(1_000_000, np.uint16)
-            if k in (3, 50):
-                print(peak(), flush=True)
-    write_tokens(sys.argv[1], chunks())
+import resource, sys, numpy as np
+from npydata import write_tokens
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def chunks():
+    for k in range(10**9):
+        yield np.zeros(1_000_000, np.uint16)
+        if k in (3, 50):
+            print(peak(), flush=True)
+write_tokens(sys.argv[1], chunks())
 """
 
 
 def test_a_killed_writer_held_one_chunk_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
     target = tmp_path / "a.npy"
-    command = [sys.executable, "-c", textwrap.dedent(STREAM), target]
+    command = [sys.executable, "-c", STREAM, target]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         early, late = (int(child.stdout.readline()) for _ in range(2))
         (partial,) = tmp_path.glob(".*.npydata-tmp")

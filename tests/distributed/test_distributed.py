@@ -60,6 +60,11 @@ def tokens(tmp_path):
     return tmp_path / "tokens.npy"
 
 
+def whole_state(model, optimizer, keys):
+    """Return the whole state to the bit; all ranks take part."""
+    return bitwise([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
+
+
 def save_everything(folder, tokens, keys="names"):
     """Train, take some batches, save; return the whole state, and the samples that were taken."""
     model, optimizer = spread("fsdp")
@@ -69,7 +74,7 @@ def save_everything(folder, tokens, keys="names"):
     taken = starts(next(batches) for _ in range(BEFORE))
     place = loader.state_dict()
     training = TrainingState(step=2, tokens=7, rng=capture_rng(), loader=place, extra={"a": (1,)})
-    saved = bitwise([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
+    saved = whole_state(model, optimizer, keys)
     with AsyncCheckpointer() as keeper:
         state = optimizer_state(model, optimizer, keys)
         keeper.save_distributed(folder, model.state_dict(), state, training)
@@ -81,7 +86,7 @@ def load_everything(folder, tokens, keys="names"):
     """Load what any number of ranks saved into other weights; return it, and the next samples."""
     model, optimizer = spread("fsdp", seed=9)
     training = load_distributed(folder, model, optimizer)
-    loaded = bitwise([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
+    loaded = whole_state(model, optimizer, keys)
     loader = stream(tokens)
     loader.load_state_dict(training.loader)
     facts = training.step, training.tokens, training.extra, training.rng is not None
@@ -177,7 +182,7 @@ def save_spread(folder, how, keys="numbers", steps=1):
     state = optimizer_state(model, optimizer, keys)
     with AsyncCheckpointer() as keeper:
         keeper.save_distributed(folder, model.state_dict(), state, TrainingState(step=steps))
-    return bitwise([whole(model.state_dict()), whole(state)])
+    return whole_state(model, optimizer, keys)
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "hsdp"])
@@ -528,13 +533,17 @@ def load_misfits(folder, modest):
         "nothing there": (f"{folder}-no", model),
         "two": (modest if group()[0] else folder, model),
     }
-    before = bitwise(whole([one.state_dict() for _, one, *_ in tries.values()]))
+
+    def contents():
+        return bitwise(whole([one.state_dict() for _, one, *_ in tries.values()]))
+
+    before = contents()
     sharding = ShardingConfig(timeout_s=30)
     messages = {
         key: refused(lambda: load_distributed(*args, sharding=sharding))  # noqa: B023
         for key, args in tries.items()
     }
-    return messages, bitwise(whole([one.state_dict() for _, one, *_ in tries.values()])) != before
+    return messages, contents() != before
 
 
 @pytest.mark.parametrize("keys", ["numbers", "names"])

@@ -1,17 +1,7 @@
 """Tests for a real GPU: `make gpu`. Without one they are skipped, aloud."""
 
-from pathlib import Path
-
 import pytest
 import torch
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture(scope="session")

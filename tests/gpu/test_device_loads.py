@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from device_cases import same
 
 from npydata import AsyncDataLoader, MmapDataset, PackedDataset, write_tokens
 
@@ -36,10 +37,6 @@ def load(dataset, batch_size=BATCH_SIZE, **settings):
 
 def tensors_of(batch):
     return batch.values() if isinstance(batch, dict) else batch
-
-
-def same(got, wanted):
-    return all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True))
 
 
 SETTINGS = [{"prefetch_factor": 0}, {"num_workers": 1}, {"num_workers": 4, "prefetch_factor": 2}]

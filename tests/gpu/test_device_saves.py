@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_tools import bitwise
+from device_cases import OPTIMIZERS, SNAPSHOTS
 from torch.nn.functional import cross_entropy
 
 from npydata import (
@@ -28,13 +28,6 @@ from npydata import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-SNAPSHOTS = ["host", "overlap", "device"]
-OPTIMIZERS = {
-    "AdamW": partial(torch.optim.AdamW, foreach=False),
-    "AdamW foreach": partial(torch.optim.AdamW, foreach=True),
-    "AdamW fused": partial(torch.optim.AdamW, fused=True),
-    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-}
 
 
 class Run:

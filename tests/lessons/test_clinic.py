@@ -12,20 +12,19 @@ from clinic import make_clinic
 from clinic.case_1 import slim
 from clinic.case_2 import train_two
 from clinic.case_3 import keep_one
+from pages import blocks
 
 ANSWERS = Path(make_clinic.__file__).parent / "answers"
 CASES = {1: slim, 2: train_two, 3: keep_one}
 
 
-def blocks(case, language):
-    """The code blocks of an answer's page."""
-    page = (ANSWERS / f"case_{case}.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.M | re.S)
+def page_of(case):
+    return ANSWERS / f"case_{case}.md"
 
 
 def measured(case, folder, monkeypatch):
     """What the answer's measurement prints in a folder of evidence."""
-    (code,) = blocks(case, "python")
+    (code,) = blocks(page_of(case))
     monkeypatch.chdir(folder)
     with redirect_stdout(StringIO()) as printed:
         exec(code, {})
@@ -35,7 +34,7 @@ def measured(case, folder, monkeypatch):
 def fixed(case):
     """A case's code with the changes of its answer."""
     source = Path(CASES[case].__file__).read_text(encoding="utf-8")
-    (diff,) = blocks(case, "diff")
+    (diff,) = blocks(page_of(case), "diff")
     for hunk in re.findall(r"(?:^-.*\n)+(?:^\+.*\n)+", diff, flags=re.M):
         old, new = ("".join(re.findall(rf"^\{sign}(.*\n)", hunk, flags=re.M)) for sign in "-+")
         assert source.count(old) == 1, old
@@ -54,7 +53,7 @@ def evidence(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_measurement_of_an_answer_prints_what_its_page_says(case, evidence, monkeypatch):
-    assert blocks(case, "text") == [measured(case, evidence / f"case_{case}", monkeypatch)]
+    assert blocks(page_of(case), "text") == [measured(case, evidence / f"case_{case}", monkeypatch)]
 
 
 def test_1_the_last_rows_can_not_be_read_and_can_once_it_is_fixed(evidence, tmp_path, monkeypatch):

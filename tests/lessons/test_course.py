@@ -7,8 +7,6 @@ import linecache
 import os
 import re
 import signal
-import subprocess
-import sys
 import tokenize
 from importlib import import_module
 
@@ -204,50 +202,29 @@ def test_solved_every_build_is_right_and_all_promises_hold(number, folder):
 
 
 @pytest.mark.nightly
-def test_the_script_of_lesson_00_survives_kill_9_wherever_it_comes(folder):
+def test_the_script_of_lesson_00_survives_kill_9_wherever_it_comes(folder, monkeypatch, capsys):
+    monkeypatch.delenv("PYTHONPATH")  # it needs what lies beside it, and nothing else
     lab.begin("00")
     play = import_module("course.play.nb00")
     script = lab.write("train.py")
     play.write_the_rest(dict.fromkeys(play.COLOURS, 1.0))
-    losses = {}
-    for after in (2, 21):  # before the first save; when one is done and the next in the middle
-        with start(script) as run:
-            for line in run.stdout:
-                note(losses, line)
-                if max(losses, default=0) >= after:
-                    run.send_signal(signal.SIGKILL)
-                    break
-    with start(script) as run:
-        out, _ = run.communicate()
-    assert run.returncode == 0, out
-    assert "resumed from step-0000" in out
-    assert "ms a step" in out
-    for line in out.splitlines():
-        note(losses, line)
-    with start(script, "undisturbed") as run:
-        whole = {}
-        for line in run.stdout:
-            note(whole, line)
-    assert losses == whole
+    whole = play.undisturbed(script)
     assert sorted(whole) == list(range(1, 61))
-
-
-def start(script, *words):
-    return subprocess.Popen(
-        [sys.executable, script.name, *words],
-        cwd=script.parent,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )
-
-
-def note(losses, line):
-    """Keep a printed loss; a step that was done twice had the same one both times."""
-    if line.startswith("step ") and line.endswith("\n" if "\n" in line else line[-1]):
-        words = line.split()
-        if len(words) == 4:
-            assert losses.setdefault(int(words[1]), words[3]) == words[3], line
+    capsys.readouterr()
+    seen = {}
+    # Killed before the first save; when one is done and the next in the middle; then not at all.
+    for after in (2, 21, None):
+        with play.start(script) as run:
+            losses = play.losses(run, until=after)
+            if after:
+                run.kill()
+        assert losses.items() <= whole.items()
+        seen |= losses
+    assert run.returncode == 0
+    assert seen == whole
+    printed_by_it = capsys.readouterr().out
+    assert "resumed from step-0000" in printed_by_it
+    assert "ms a step" in printed_by_it
 
 
 # What an answer is told

@@ -1,13 +1,14 @@
 """What a batch is: fetched or collated, transformed, cast, and the caller's own."""
 
-import gc
 import threading
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from loader_cases import Failing, Fetched, Numbers, flat, take, values
+from token_builders import write
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from npydata import (
@@ -16,24 +17,23 @@ from npydata import (
     MmapDataset,
     PackedDataset,
     TokenFileError,
-    write_tokens,
 )
 
 
-@pytest.fixture
-def tokens(tmp_path):
-    write_tokens(tmp_path / "a.npy", [np.arange(20_000, dtype=np.uint16)])
-    return tmp_path / "a.npy"
-
-
-def test_windows_come_as_the_dataset_fetches_them(tokens):
-    dataset = MmapDataset(tokens, 30)
-    for number, (x, y) in enumerate(AsyncDataLoader(dataset, batch_size=7, shuffle=False)):
-        indices = range(7 * number, min(7 * number + 7, len(dataset)))
-        assert x.dtype == y.dtype == torch.int64
-        assert x.is_contiguous()
-        assert y.is_contiguous()
-        assert all(map(torch.equal, (x, y), dataset.fetch(indices)))
+@pytest.mark.parametrize("kind", [MmapDataset, partial(PackedDataset, crop="none", eot_id=0)])
+def test_windows_and_packed_rows_come_as_the_dataset_fetches_them(tmp_path, kind):
+    chance = np.random.default_rng(0)
+    ids = chance.integers(1, 99, 4000)
+    ids[chance.integers(0, 4000, 200)] = 0
+    dataset = kind(write(tmp_path / "a.npy", ids=ids), 32)
+    for number, batch in enumerate(AsyncDataLoader(dataset, batch_size=7, shuffle=False)):
+        wanted = dataset.fetch(range(7 * number, min(7 * number + 7, len(dataset))))
+        for one, other in zip(batch, wanted, strict=True):
+            one, other = torch.as_tensor(one), torch.as_tensor(other)
+            assert one.dtype == other.dtype
+            assert one.is_contiguous()
+            assert torch.equal(one, other)
+    assert len(dataset) % 7
 
 
 def test_iter_epoch_names_inputs_and_targets(tokens):
@@ -70,8 +70,12 @@ def test_samples_are_collated_as_torch_does_it(kind, at_once):
 
     if at_once:
         Samples.__getitems__ = lambda self, indices: [self[i] for i in indices]
-    ours = AsyncDataLoader(Samples(10), batch_size=4, shuffle=False)
-    stock = torch.utils.data.DataLoader(Samples(10), batch_size=4)
+    require_same_as_stock(Samples(10))
+
+
+def require_same_as_stock(dataset):
+    ours = AsyncDataLoader(dataset, batch_size=4, shuffle=False)
+    stock = torch.utils.data.DataLoader(dataset, batch_size=4)
     assert [repr(batch) for batch in ours] == [repr(batch) for batch in stock]
 
 
@@ -86,9 +90,7 @@ def test_an_array_of_texts_is_a_batch_of_no_tokens():
 def test_torchs_own_datasets_come_as_in_torchs_loader():
     pairs = TensorDataset(torch.arange(20), torch.arange(20) * 2.0)
     for dataset in (pairs, Subset(pairs, range(3, 17)), ConcatDataset([pairs, pairs])):
-        ours = AsyncDataLoader(dataset, batch_size=4, shuffle=False)
-        stock = torch.utils.data.DataLoader(dataset, batch_size=4)
-        assert [repr(batch) for batch in ours] == [repr(batch) for batch in stock]
+        require_same_as_stock(dataset)
 
 
 @pytest.mark.parametrize("dataset", [Numbers(10), Fetched(10)], ids=["samples", "fetched"])
@@ -118,7 +120,8 @@ def test_transforms_act_on_each_sample_in_order(tokens):
 @pytest.mark.parametrize("workers, prefetch", [(0, 0), (1, 2), (4, 3)])
 def test_a_transforms_randomness_depends_on_seed_epoch_and_sample_only(workers, prefetch):
     def draw(sample, rng):
-        return int(sample), int(rng.integers(10**9))
+        before = sample if isinstance(sample, tuple) else (int(sample),)
+        return *before, int(rng.integers(10**9))
 
     def twice(seed, size, **settings):
         loader = AsyncDataLoader(
@@ -126,28 +129,17 @@ def test_a_transforms_randomness_depends_on_seed_epoch_and_sample_only(workers, 
             batch_size=size,
             seed=seed,
             collate_fn=list,
-            transforms=[draw, lambda pair: pair],
+            transforms=[draw, lambda drawn: drawn, draw],
             **settings,
         )
-        return [dict(pair for batch in loader for pair in batch) for _ in range(2)]
+        return [{k: drawn for batch in loader for k, *drawn in batch} for _ in range(2)]
 
     first, second = twice(3, 8, num_workers=workers, prefetch_factor=prefetch)
     assert [first, second] == twice(3, 5, num_workers=2)
     by_numpy = twice(3, 5, sampler=np.arange(49, -1, -1))
     assert by_numpy == twice(3, 7, sampler=range(50)) == [first, second]
-    assert len({*first.values(), *second.values(), *twice(4, 8)[0].values()}) == 150
-
-
-def test_two_transforms_draw_different_numbers():
-    def draw(sample, rng):
-        return (
-            [*sample, int(rng.integers(10**9))]
-            if isinstance(sample, list)
-            else [int(rng.integers(10**9))]
-        )
-
-    loader = AsyncDataLoader(Fetched(5), transforms=[draw, draw], collate_fn=list)
-    assert all(a != b for batch in loader for a, b in batch)
+    epochs = (first, second, twice(4, 8)[0])
+    assert len({one for epoch in epochs for drawn in epoch.values() for one in drawn}) == 300
 
 
 def test_dtype_casts_tensors_of_its_own_kind_and_loses_nothing(tokens):
@@ -169,7 +161,7 @@ def test_dtype_casts_tensors_of_its_own_kind_and_loses_nothing(tokens):
 def test_a_batch_that_is_kept_is_never_overwritten(tokens, settings):
     dataset = MmapDataset(tokens, 10)
     loader = AsyncDataLoader(dataset, batch_size=4, shuffle=False, **settings)
-    kept, rows, order = {}, {}, []
+    kept, rows = {}, {}
     for _ in range(2):
         for number, (x, y) in enumerate(loader):
             if number % 3 == 0:
@@ -181,8 +173,6 @@ def test_a_batch_that_is_kept_is_never_overwritten(tokens, settings):
         assert y[:, 0].tolist() == [11 * (4 * number + k) + 1 for k in range(len(y))]
     for number, row in rows.items():
         assert row[0] == 11 * (4 * number + 1) + 2
-    del kept, rows, order
-    gc.collect()
 
 
 def test_memory_of_batches_that_were_dropped_is_used_again(tokens):
@@ -190,23 +180,6 @@ def test_memory_of_batches_that_were_dropped_is_used_again(tokens):
     loader = AsyncDataLoader(dataset, batch_size=8, num_workers=2, prefetch_factor=4)
     places = [x.data_ptr() for x, _ in loader]
     assert len(set(places)) <= 2 * 4 + 3 + 1 < len(places)  # the last batch is shorter
-
-
-def test_packed_rows_come_as_the_dataset_fetches_them(tmp_path):
-    chance = np.random.default_rng(0)
-    tokens = chance.integers(1, 99, 4000).astype(np.uint16)
-    tokens[chance.integers(0, 4000, 200)] = 0
-    write_tokens(tmp_path / "a.npy", [tokens])
-    dataset = PackedDataset(tmp_path / "a.npy", 32, crop="none", eot_id=0)
-    for number, batch in enumerate(AsyncDataLoader(dataset, batch_size=6, shuffle=False)):
-        wanted = dataset.fetch(range(6 * number, min(6 * number + 6, len(dataset))))
-        assert batch.max_seqlen == wanted.max_seqlen
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(batch, wanted, strict=True)
-            if isinstance(a, torch.Tensor)
-        )
-    assert len(dataset) % 6
 
 
 # Errors

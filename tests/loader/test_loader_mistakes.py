@@ -15,16 +15,8 @@ from npydata import (
     MixtureDataset,
     MmapDataset,
     NpyTokensDataset,
-    write_tokens,
 )
 from npydata.dataset.permutation import Permutation
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    write_tokens(tmp_path / "a.npy", [np.arange(20_000, dtype=np.uint16)])
-    return tmp_path / "a.npy"
-
 
 # Seeds
 

@@ -172,30 +172,20 @@ def test_set_epoch_keeps_a_loaded_place_in_that_epoch():
     assert flat(loader) == rest
 
 
-def change_by_iter(loader):
-    iter(loader)
+CHANGES = {
+    "iter": iter,
+    "reshuffle": AsyncDataLoader.reshuffle,
+    "set_epoch": lambda loader: loader.set_epoch(5),
+    "load": lambda loader: loader.load_state_dict(loader.state_dict()),
+}
 
 
-def change_by_reshuffle(loader):
-    loader.reshuffle()
-
-
-def change_by_set_epoch(loader):
-    loader.set_epoch(5)
-
-
-def change_by_load(loader):
-    loader.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize(
-    "change", [change_by_iter, change_by_reshuffle, change_by_set_epoch, change_by_load]
-)
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("dataset", [Fetched(100), Stream(100)], ids=["map", "stream"])
 def test_a_second_iterator_ends_the_first_which_says_so(change, dataset):
     loader = AsyncDataLoader(dataset, batch_size=4)
     first, _ = take(loader, 2)
-    change(loader)
+    CHANGES[change](loader)
     with pytest.raises(LoaderError):
         next(first)
 

@@ -5,8 +5,15 @@ from typing import Any
 
 import torch
 from agreement import shown_tensor
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+quickly = settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+"""For properties whose examples are files."""
 DTYPES = [
     torch.float32,
     torch.float64,

@@ -37,7 +37,18 @@ def test_each_kind_of_value_that_torch_saves_is_shown_as_it_was(tmp_path, zipped
         assert one["end"] == "agree" or is_explained(one) or in_parts, (path, one)
 
 
-def test_a_view_of_a_view_is_counted_from_the_view(tmp_path):
+def with_fractions_of_seconds(path, members):
+    """Write a tar file as ``torch.save`` did: the times are in headers of their own."""
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as file:
+        for member in members:
+            header = tarfile.TarInfo(member.name)
+            header.size, header.mtime, header.uid = len(member.data), 1480000000.123456, 1 << 22
+            file.addfile(header, io.BytesIO(member.data))
+    return path
+
+
+@pytest.mark.parametrize("write", [tar_file, with_fractions_of_seconds])
+def test_a_view_of_a_view_is_counted_from_the_view(tmp_path, write):
     """As torch reads it: element 1 of the elements from 2 on."""
     members = tar_members(
         program(persistent("30", python=2)),
@@ -45,24 +56,7 @@ def test_a_view_of_a_view_is_counted_from_the_view(tmp_path):
         [TarTensor(key=30, storage=12, size=(1,), stride=(1,))],
         views=[(11, 10, 2, 2), (12, 11, 1, 1)],
     )
-    path = tar_file(tmp_path / "a.tar", members)
-    assert answer(path)["end"] == "agree"
-
-
-def test_a_tar_file_whose_times_are_fractions_of_seconds_is_read(tmp_path):
-    """As ``torch.save`` made them: the times are in headers of their own."""
-    members = tar_members(
-        program(persistent("30", python=2)),
-        [(10, "FloatStorage", 4, struct.pack("<4f", 0, 1, 2, 3))],
-        [TarTensor(key=30, storage=10, size=(4,), stride=(1,))],
-    )
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as file:
-        for member in members:
-            header = tarfile.TarInfo(member.name)
-            header.size, header.mtime, header.uid = len(member.data), 1480000000.123456, 1 << 22
-            file.addfile(header, io.BytesIO(member.data))
-    assert answer(path)["end"] == "agree"
+    assert answer(write(tmp_path / "a.tar", members))["end"] == "agree"
 
 
 @pytest.mark.parametrize("content", [bytes(8), b"-\0\0\0\0\0\0\0"])

@@ -1,23 +1,15 @@
 """What is written as safetensors reads as what it was made of; and what inspect says of both."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from children import run_child
+from hypothesis import given
 from safetensors.torch import load_file
-from states import seen, states
+from states import quickly, seen, states
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.cli import main
 from npydata.reader.inspect import as_table, inspect_checkpoint
-
-quickly = settings(
-    deadline=None,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 
 
 def plain(tensor):
@@ -102,10 +94,9 @@ def test_memory_stays_small_however_large_the_tensors_are(tmp_path):
         "c.to_safetensors(sys.argv[1] + '.safetensors')\n"
         "print(mebibytes('VmHWM') - before)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], check=True, text=True, capture_output=True
-    )
-    assert float(done.stdout) < 140  # the pages of the turned one, 64 MiB, are mapped
+    assert (
+        float(run_child(script, path).stdout) < 140
+    )  # the pages of the turned one, 64 MiB, are mapped
     with open_checkpoint(f"{path}.safetensors") as made:
         assert made["t"].sum() == 1 << 24
 

@@ -14,20 +14,15 @@ import pickle_code as code
 import pytest
 import torch
 from checkpoint_files import zip_file
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from states import DTYPES, base, seen, states, tensors_of
+from states import DTYPES, base, quickly, seen, states, tensors_of
 
 from npydata import CheckpointError, LazyDataSource, open_checkpoint
 from npydata.system.page_cache import evict
 
-quickly = settings(
-    deadline=None,
-    max_examples=40,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 INDICES = [
     (),
     0,

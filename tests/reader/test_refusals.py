@@ -4,12 +4,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
+from children import run_child
 from safetensors.torch import save_file
 
 from npydata import CheckpointError, UnsafeCheckpointError, open_checkpoint
@@ -150,19 +149,15 @@ def test_a_file_that_changes_while_it_is_open_is_an_error(tmp_path, change, mmap
                 read()
 
 
-def test_no_byte_past_the_end_of_a_shortened_file_ends_the_process(tmp_path):
+def test_no_byte_past_the_end_of_a_shortened_file_ends_the_process(tmp_path, monkeypatch):
     path = torch_file(tmp_path / "a.pt", {"w": torch.ones(1 << 16)})
     script = (
         "import os, sys; from npydata import open_checkpoint\n"
         "w = open_checkpoint(sys.argv[1])['w']; os.truncate(sys.argv[1], 4096)\n"
         "print(int(w.sum()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"NPYDATA_NO_MMAP": "1"},
-    )
-    assert int(done.stdout) == 1 << 16
+    monkeypatch.setenv("NPYDATA_NO_MMAP", "1")
+    assert int(run_child(script, path).stdout) == 1 << 16
 
 
 LINEAR = {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}

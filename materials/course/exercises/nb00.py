@@ -125,7 +125,7 @@ len(self.data) - self.batch_size + 1 >> len(self.data) | The last batch isn't wh
 len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One whole batch is left, and you leave it out.
 , self.batch_size): >> ): | Batches follow each other: the next begins where this one ends.
 ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
-(batch := ready.get()) is not None >> not ready.empty() and (batch := ready.get()) is not None | An empty queue isn't the end: the thread may still be fetching.
+(batch := ready.get()) >> not ready.empty() and (batch := ready.get()) | An empty queue isn't the end: the thread may still be fetching.
 yield batch >> yield ready.get() | You take a batch from the queue and hand on the next one: every other batch is lost.
 """,
 )

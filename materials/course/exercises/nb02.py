@@ -45,7 +45,7 @@ SHIFT = Exercise(
         ),
     },
     misconceptions="""
-return moved - bound >> return moved - values - bound | You return how far to move, not where a value is then.
+- bound >> - values - bound | You return how far to move, not where a value is then.
 moved = values + >> moved = values; moved += | `+=` adds into the caller's array: `moved` is no copy.
 """,
 )
@@ -93,9 +93,9 @@ SHUFFLED = Exercise(
     here("shuffled"),
     walks(),
     misconceptions="""
-while cell >= n: >> while False: | You return cells that are no sample, beyond the last one.
+cell >= n >> False | You return cells that are no sample, beyond the last one.
 while cell >= n: >> if cell >= n: | You go on only once; the next cell may be no sample, either.
-while cell >= n: >> while cell > n: | The samples are 0 to n - 1: cell n is none.
+cell >= n >> cell > n | The samples are 0 to n - 1: cell n is none.
 cell = scrambled[position] >> return scrambled[position] % n | A remainder brings every cell into range, but two positions then share a sample.
 cell = scrambled[cell] >> position = (position + 1) % len(scrambled); cell = scrambled[position] | You try the next position, which has its own sample.
 """,

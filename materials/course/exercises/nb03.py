@@ -51,7 +51,7 @@ CLAIM = method(
     while >> if | You look once. Whoever wakes up may still find no room.
     self.closed or self.claimed == self.count or self.has_room() >> self.closed or self.has_room() | You wait for room or a close; after the last number no room will come.
     not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait, not a close and not the last number.
-    return self.claimed - 1 >> return self.claimed | The first number is 0: return it before you count it.
+    self.claimed - 1 >> self.claimed | The first number is 0: return it before you count it.
     with self.lock: >> if True: | You look and count without the lock: two workers could get the same number.
     """,
 )
@@ -68,7 +68,7 @@ TAKE_NEXT = method(
     ],
     """
     while >> if | You look once. Whoever wakes up may still find nothing.
-    if self.closed: >> if False: | Only a result ends your wait; a close must end it, too.
+    self.closed >> False | Only a result ends your wait; a close must end it, too.
     self.room.notify() >> pass | There is room now, and no worker hears of it.
     self.taken not in self.results >> not self.results | You wait for any result, and not for the next one.
     self.results.pop(self.taken - 1) >> self.results[self.taken - 1] | The result stays in `self.results`, and so in memory.
@@ -135,10 +135,10 @@ WORK = Exercise(
     worked,
     """
     (number := buffer.claim()) is not None >> number := buffer.claim() | The first number is 0, and you take it for none.
-    except BaseException >> except Exception | A `sys.exit()` is no Exception: it ends your worker, and the loop waits forever.
+    BaseException >> Exception | A `sys.exit()` is no Exception: it ends your worker, and the loop waits forever.
     result = Failed(error) >> buffer.put(number, Failed(error)); break | Your worker ends at the first error: the batches after it are never made.
     result = Failed(error) >> raise | The error ends your worker, and the consumer never hears of it.
-    result = Failed(error) >> result = error | The consumer can't tell a bare error from a batch.
+    Failed(error) >> error | The consumer can't tell a bare error from a batch.
     """,
     show=work_text,
 )
@@ -202,7 +202,7 @@ LOADER = Exercise(
     """
     raise batch.error >> yield batch | You hand the loop a Failed in place of a batch.
     yield batch >> self.given -= 1; yield batch; self.given += 1 | You count after the yield: on break the generator stops at the yield, and that line never runs.
-    raise batch.error >> raise batch | A Failed is no exception: it holds one.
+    batch.error >> batch | A Failed is no exception: it holds one.
     buffer.close() >> buffer.close(); self.given = 0 | You set `given` to 0 however the loop is left: a resume would begin the epoch again.
     buffer.close() >> pass | Nobody tells the workers that it is over. They wait for room, forever.
     self.batches - first >> self.batches | In a resumed run fewer batches are left; you make too many.

@@ -17,7 +17,7 @@ IDLE_SHARE = Exercise(
     ],
     misconceptions="""
     return 1 - worked / (busy[-1][1] - busy[0][0]) >> return (busy[-1][1] - busy[0][0] - worked) / worked | You divide by the time it was busy, not by the whole time.
-    return 1 - worked >> return worked | That is the share of the time in which it was busy.
+    1 - worked >> worked | That is the share of the time in which it was busy.
     """,
 )
 
@@ -74,8 +74,8 @@ FOLLOW = Exercise(
     ],
     trips_of,
     """
-    worker = free.index(min(free)) >> worker = k % workers | You deal the batches out in turn, whoever is free.
-    begun = max(free[worker], room) >> begun = free[worker] | Your workers never wait for room.
+    free.index(min(free)) >> k % workers | You deal the batches out in turn, whoever is free.
+    max(free[worker], room) >> free[worker] | Your workers never wait for room.
     trips[k - window].taken >> trips[k - window].done | A place is free as soon as its batch is taken; you wait for its step, too.
     made = free[worker] = begun + fetch[k] >> made = begun + fetch[k] | Your workers are always free: a worker is busy until its batch is made.
     max(made, trips[-1].done) if trips else made >> made | Your consumer takes a batch before it is done with the one before.
@@ -103,10 +103,10 @@ DIAGNOSE = Exercise(
     ],
     diagnosed,
     """
-    return "no room" if worker > least >> return "no room" if worker <= least | A worker that never waits is simply too slow; one that waits has no room.
+    worker > least >> worker <= least | A worker that never waits is simply too slow; one that waits has no room.
     if trip.worker == 0 >> | Two workers overlap: a mixed list hides their waits.
-    if consumer <= least >> if worker <= least | The consumer decides first: if it doesn't wait, nothing is wrong.
-    (trip.begun, trip.made) >> (trip.begun, trip.taken) | A worker is done when its batch is made; who takes it, and when, is not its work.
+    consumer <= least >> worker <= least | The consumer decides first: if it doesn't wait, nothing is wrong.
+    trip.made >> trip.taken | A worker is done when its batch is made; who takes it, and when, is not its work.
     """,
     show="diagnose(follow({} * 10, {}, {}, {}))".format,
 )

@@ -88,7 +88,7 @@ MARK_MACHINE = Exercise(
     misconceptions="""
 self.stack = [] >> self.stack.clear() | What you put aside and what you clear are one list.
 self.below.append(self.stack) >> self.below.append(list(self.stack)) | The values are right, but a copy makes every mark cost the whole stack.
-if not self.below: >> if False: | Without a mark there is nothing to take.
+not self.below >> False | Without a mark there is nothing to take.
 return values >> return self.stack | You return what lies below the mark, not what was pushed since.
 """,
 )
@@ -138,8 +138,8 @@ STEP = Exercise(
     guarded,
     show=lambda data: f"step(machine), again and again, over the bytes {data.hex(' ') or '(none)'}",
     misconceptions="""
-except MALFORMED as error >> except ValueError as error | A handler can fail in other ways, too.
-except MALFORMED as error >> except Exception as error | You catch what is no fault of the file: running out of memory, say.
+MALFORMED >> ValueError | A handler can fail in other ways, too.
+MALFORMED >> Exception | You catch what is no fault of the file: running out of memory, say.
 {begin} >> {machine.at} | By the time the error arrives, the machine stands elsewhere.
 raise CheckpointError(f"byte {begin}: {error}") from None >> raise error | A script waits for a CheckpointError; the other names tell it nothing.
 """,
@@ -179,7 +179,7 @@ NOTE_MACHINE = Exercise(
 self.stack.append(Name(f"{module}.{name}")) >> self.stack.append(getattr(__import__(module, fromlist=["."]), name)) | You import what the file names. That already runs the module's code.
 Name(f"{module}.{name}") >> f"{module}.{name}" | It is a plain text now, like any other in the file.
 self.line().decode(), self.line().decode() >> self.line(), self.line() | `line` gives bytes; a name is text.
-args, function = >> function, args = | The tuple of arguments was pushed last, so it comes off first.
+args, function >> function, args | The tuple of arguments was pushed last, so it comes off first.
 self.reduce(function, args) >> self.reduce(function, *args) | `reduce` takes the arguments as one tuple.
 self.stack.append(self.reduce(function, args)) >> self.reduce(function, args) | What the call stands for goes onto the stack.
 """,

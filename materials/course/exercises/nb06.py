@@ -104,7 +104,7 @@ BYTE_SPAN = Exercise(
     views(),
     others={"A view may span far more elements than it holds.": as_many_as_it_holds},
     misconceptions="""
-if 0 in shape >> if False | A view without elements touches no byte.
+0 in shape >> False | A view without elements touches no byte.
 (size - 1) * step >> size * step | From the first of three to the last it is two steps.
 (last + 1) * itemsize >> last * itemsize | The last element has bytes, too: stop after it.
 last = offset + >> last = | You count the last element from the view's first, not from the storage's.

@@ -40,7 +40,7 @@ SLOTS_FOR = Exercise(
     sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize) >> tensors | In the order of the state, a mask can push 4-byte numbers off a multiple of 4.
     -tensors[name].dtype.itemsize >> tensors[name].dtype.itemsize | The smallest elements come first: what follows an odd number of bytes begins anywhere.
     .dtype.itemsize >> .nbytes | You sort by the size of the whole tensor; what counts is the size of one element.
-    : -tensors[name].dtype.itemsize >> : (-tensors[name].dtype.itemsize, name) | Tensors with elements of one size keep the order that they have in the state.
+    -tensors[name].dtype.itemsize >> (-tensors[name].dtype.itemsize, name) | Tensors with elements of one size keep the order that they have in the state.
     begin += tensor.nbytes >> begin += tensor.numel() | You count elements; a slot begins at a byte.
     begin, tensor.nbytes >> begin, begin + tensor.nbytes | The last field is a length; yours is an end.
     """,
@@ -127,7 +127,7 @@ TASK = Exercise(
     [(None,), (OSError,), (SystemExit,)],
     task_seen,
     """
-    except BaseException >> except Exception | `sys.exit()` is no Exception: it ends the thread, and nobody hears of it.
+    BaseException >> Exception | `sys.exit()` is no Exception: it ends the thread, and nobody hears of it.
     self.error = error >> raise | The error ends the thread, and only a log hears of it.
     self.thread.join() >> pass | You ask for the result while the thread may still be at work.
     error, self.error = self.error, None >> error = self.error | A second call raises the same error again: every later save would fail.
@@ -207,7 +207,7 @@ SAVER = Exercise(
     self.wait() >> lay_out(state, self.memory); self.wait() | `lay_out` writes the new header into memory that is still being written.
     self.wait() >> [copy.run() for copy in lay_out(state, self.memory)[1]]; self.wait() | You copy into memory that is still being written.
     lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
-    Task(lambda: write_image(image, folder, self.commit)) >> Task(write_image(image, folder, self.commit)) | These parentheses call `write_image` at once, in the loop: the task gets only its result.
+    lambda: write_image >> write_image | These parentheses call `write_image` at once, in the loop: the task gets only its result.
     self.task.result() >> self.task.thread.join() | You wait for the thread, but don't ask for its error.
     """,
     show=lambda saves, full, task=Late: (

@@ -87,10 +87,10 @@ LATEST_IN = Exercise(
     ],
     latest_seen,
     """
-    named is not None and is_complete(named) >> named is not None | `latest` may name a checkpoint that is damaged or gone; whole ones lie beside it.
+    None and is_complete(named) >> None | `latest` may name a checkpoint that is damaged or gone; whole ones lie beside it.
     named is not None and is_complete(named) >> False | Somebody wrote an older name into `latest`, to go back: you pass it over.
-    next(filter(is_complete, committed(root)), None) >> next(iter(committed(root)), None) | The newest may be damaged: nobody has looked at its sizes yet.
-    return next(filter(is_complete, committed(root)), None) >> return None | Without a good `latest` you give up, although whole checkpoints are there.
+    filter(is_complete, committed(root)) >> iter(committed(root)) | The newest may be damaged: nobody has looked at its sizes yet.
+    next(filter(is_complete, committed(root)), None) >> None | Without a good `latest` you give up, although whole checkpoints are there.
     next(filter(is_complete, committed(root)), None) >> ([None] + [*filter(is_complete, root.iterdir())])[-1] | The last name in a folder need not be that of the newest.
     named is not None and >> | Without a file `latest` there is no folder to look at.
     """,
@@ -130,7 +130,7 @@ REMOVE_OLD = Exercise(
     if is_complete(folder)] >> ] | You count damaged checkpoints among those that stay, and remove them, too.
     whole[keep_last:] >> whole[keep_last + 1 :] | One too many stays: the newest is among those you keep.
     whole[keep_last:] >> whole[:keep_last] | You remove the newest and keep the old.
-    if folder != newest: >> if True: | The one just saved may stand further down, when another process saved after it.
+    folder != newest >> True | The one just saved may stand further down, when another process saved after it.
     remove_checkpoint(folder) >> shutil.rmtree(folder) | While its files go one by one, a reader meets half a checkpoint under its good name.
     whole[keep_last:] >> [one for one in committed(root)[keep_last:] if one in whole] | Damaged checkpoints take the places of good ones that should stay.
     """,

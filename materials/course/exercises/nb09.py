@@ -66,11 +66,11 @@ GATHER = Exercise(
     ],
     gathered,
     """
-    if note is not None and "error" in note >> if None not in found and "error" in note | One has given up, and you wait for the others all the same.
-    if notes.seconds >= patience >> if False | A rank that was killed never writes: a wait needs an end.
+    note is not None >> None not in found | One has given up, and you wait for the others all the same.
+    notes.seconds >= patience >> False | A rank that was killed never writes: a wait needs an end.
     {missing}") >> ") | Nobody learns who is missing.
     {missing}") >> {missing[0]}") | Name all who are missing, not only the first.
-    if not missing >> if len(missing) < ranks | You wait for the first note; all are needed.
+    not missing >> len(missing) < ranks | You wait for the first note; all are needed.
     """,
     show=lambda come, ranks, patience: (
         f"gather(notes, {ranks}, {patience})  # notes: "

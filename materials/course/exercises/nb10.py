@@ -27,7 +27,7 @@ MISSING_PART = Exercise(
     misconceptions="""
     return part >> return note | You name the note that differs; asked for is the part that was not put back.
     != resumed[note] >> - resumed[note] < -1e-3 | You let a small difference pass: another bit is another run.
-    return "nothing" >> return part | You name a part even where the two runs agree.
+    "nothing" >> part | You name a part even where the two runs agree.
     "weights": "weights", "batch": "loader", >> "batch": "loader", "weights": "weights", | With other weights the batch differs here as well.
     """,
 )
@@ -75,7 +75,7 @@ RESTORE = Exercise(
     optimizer.load_state_dict(moments) >> pass | The optimizer keeps the moments of a fresh start.
     loader.load_state_dict(state.loader) >> pass | The loader stays at the beginning.
     loader.load_state_dict(state.loader) >> loader.load_state_dict(state) | The loader gets its own part of the state, not all of it.
-    if moments is not None: >> if True: | Moments that are None were never saved.
+    moments is not None >> True | Moments that are None were never saved.
     model.load_state_dict(weights) >> model.load_state_dict(weights); optimizer.load_state_dict(moments); loader.load_state_dict(state.loader); npydata.restore_rng(state.rng); return | You put back what was never saved: it is None.
     model.load_state_dict(weights) >> state.rng, first = None, state.rng; first and npydata.restore_rng(first); model.load_state_dict(weights) | What loads after the generators may draw from them, and they move on.
     """,
@@ -126,7 +126,7 @@ KEEP_TRAINING = Exercise(
     kept,
     """
     range(first + 1, last + 1) >> range(first, last) | `first` steps are done already: the next one is first + 1.
-    is_last = step == last or asked.end >> is_last = asked.end | The very last step is saved, too, whatever its number.
+    step == last or asked.end >> asked.end | The very last step is saved, too, whatever its number.
     is_last or asked.save or >> step == last or | Somebody asked for a save, and it didn't come.
     asked.save = False >> asked.save &= step % every == 0 | A save that was due anyway answers a request, too.
     asked.save = False >> | One request, and you save after every step from there on.

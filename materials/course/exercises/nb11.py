@@ -41,7 +41,7 @@ TARGETS_IN_ROW = Exercise(
     st.lists(st.integers(1, 4), min_size=1, max_size=4).map(row_of),
     misconceptions="""
 tokens.roll(-1) >> tokens.roll(1) | That is the token before, not the one to predict.
-position_ids.roll(-1) == 0 >> position_ids == 0 | The first token of a document has a target; it is the last one that has none.
+position_ids.roll(-1) >> position_ids | The first token of a document has a target; it is the last one that has none.
 position_ids.roll(-1) == 0 >> torch.cat([position_ids[1:] == 0, torch.tensor([False])]) | The last token of the row has no next one; yours is the first token.
 targets[position_ids.roll(-1) == 0] = IGNORE_INDEX >> pass | The last token of a document is asked for the first of the next.
 """,

@@ -184,20 +184,21 @@ STEP_MS = 20
 
 
 class Timed:
-    """Twelve batches that take such times, as a disk would; it notes which thread made which."""
+    """Samples that take such times, as from a disk; it notes which thread made which."""
 
-    def __init__(self):
+    def __init__(self, make_ms):
+        self.make_ms = make_ms
         self.start, self.made = time.perf_counter(), defaultdict(list)
 
     def __len__(self):
-        return len(MAKE_MS)
+        return len(self.make_ms)
 
     def ms(self):
         return 1000 * (time.perf_counter() - self.start)
 
     def fetch(self, indices):
         begin, number = self.ms(), indices[0]
-        time.sleep(MAKE_MS[number] / 1000)
+        time.sleep(self.make_ms[number] / 1000)
         self.made[threading.get_ident()].append((begin, self.ms(), "being made", number))
         return number
 
@@ -206,7 +207,7 @@ def run_of(Loader):
     """Return what the sliders draw: a real run of twelve batches."""
 
     def draw(workers, prefetch):
-        data, consumer, waited, done = Timed(), [], 0.0, 0.0
+        data, consumer, waited, done = Timed(MAKE_MS), [], 0.0, 0.0
         for number in Loader(data, 1, prefetch=prefetch, workers=workers):
             got = data.ms()
             time.sleep(STEP_MS / 1000)

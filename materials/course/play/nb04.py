@@ -3,9 +3,7 @@
 import time
 from functools import cache, partial
 from itertools import product
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,29 +11,23 @@ import numpy as np
 from course import lab
 from course.play.cells import COLOURS
 from course.play.charts import strips
+from course.play.nb03 import Timed
+from course.play.nb07 import scratch
 from npydata import NpyTokensDataset, plot_sweep, sweep
 from npydata.system.page_cache import evict, resident_pages
 
 UNEVEN_MS = (2, 2, 2, 14)
 STEP_MS = 4
-_SCRATCH = TemporaryDirectory(prefix="npydata-lab-")
 
 
 # An uneven disk
 
 
-class UnevenDisk:
+class UnevenDisk(Timed):
     """Batches of one sample that take 2 ms, and every fourth of them 14."""
 
     def __init__(self, batches=60):
-        self.batches = batches
-
-    def __len__(self):
-        return self.batches
-
-    def fetch(self, indices):
-        time.sleep(UNEVEN_MS[indices[0] % len(UNEVEN_MS)] / 1000)
-        return indices[0]
+        super().__init__(UNEVEN_MS * (batches // len(UNEVEN_MS)))
 
 
 def watch(batches, step_ms=STEP_MS):
@@ -97,7 +89,7 @@ def win_of_a(in_turn):
 @cache
 def token_file():
     """Return a file of 134 MB: 2**26 tokens of 2 bytes."""
-    path = Path(_SCRATCH.name, "tokens.npy")
+    path = scratch() / "tokens.npy"
     np.save(path, np.random.default_rng(0).integers(0, 64, 1 << 26, np.uint16))
     return path
 

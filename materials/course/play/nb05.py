@@ -5,8 +5,6 @@ import zipfile
 from collections import Counter
 from functools import cache
 from itertools import count
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from opcodes import Name, Storage, Stored
@@ -17,11 +15,11 @@ from course.lesson import defined
 from course.play.cells import INK
 from course.play.charts import axes, put_beside
 from course.play.nb00 import bytes_read
+from course.play.nb07 import scratch
 
 __all__ = ["put_beside", "what_happens"]
 
-_SCRATCH = TemporaryDirectory(prefix="npydata-pickles-")
-SCRATCH = Path(_SCRATCH.name)
+SCRATCH = scratch()
 _NUMBERS = count(1)
 
 # Files

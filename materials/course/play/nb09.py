@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
@@ -12,9 +11,9 @@ import torch.distributed as dist
 
 import npydata
 from course.grading.child import in_child
+from course.play.nb07 import scratch
 
-_SCRATCH = TemporaryDirectory(prefix="npydata-ranks-")
-SCRATCH = Path(_SCRATCH.name)
+SCRATCH = scratch()
 
 
 def start(ranks, work):

@@ -43,11 +43,6 @@ def failing(number):
     return fail
 
 
-def die():
-    """End at once, as a killed process does: nothing is cleaned up, no buffer flushed."""
-    os._exit(9)
-
-
 def be_killed():
     """End by the signal that no process survives."""
     os.kill(os.getpid(), signal.SIGKILL)

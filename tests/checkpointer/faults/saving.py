@@ -1,5 +1,6 @@
 """What is saved under faults, and what must hold of a root after each of them."""
 
+import itertools
 import json
 import zlib
 from pathlib import Path
@@ -27,6 +28,16 @@ def save_step(checkpointer, folder, step, elements=ELEMENTS):
     """Save a step's state."""
     training = TrainingState(step=step)
     checkpointer.save(folder, model_at(step, elements), optimizer_at(step), training)
+
+
+def save_for_ever(report, root, first, elements=ELEMENTS):
+    """Save one step after the other, into new folders and into old ones, and report each."""
+    keeper = AsyncCheckpointer(keep_last=2)
+    for step in itertools.count(first):
+        name = f"step{step}" if step % 3 == 0 else f"reused{step % 2}"
+        save_step(keeper, root / name, step, elements)
+        keeper.wait()
+        report(step)
 
 
 def saved(folder, step, **options):

@@ -31,7 +31,6 @@ from pickle_code import (
     long4,
     name,
     ordered_dict,
-    program,
     put,
     set_of,
     storage,
@@ -43,12 +42,12 @@ from pickle_code import (
 )
 
 from attacks import of_family
-from attacks.containers import pickles
-from attacks.recipes import recipe_program
+from attacks.containers import programs
+from attacks.recipes import recipe_code
 
 refused, harmless = of_family(__name__)
-bombs, harmless_bombs = (partial(pickles, one) for one in (refused, harmless))
-in_zip, harmless_in_zip = (partial(pickles, one, forms=["zip"]) for one in (refused, harmless))
+bombs, harmless_bombs = (partial(programs, one) for one in (refused, harmless))
+in_zip, harmless_in_zip = (partial(programs, one, forms=["zip"]) for one in (refused, harmless))
 
 DOUBLINGS = 60
 """2**60 items, were each written out."""
@@ -75,71 +74,70 @@ def multiples(count, each=b""):
 # 2**60 items in the memo
 
 harmless_bombs({
-    "memo_bomb_of_lists": program(doubled(EMPTY_LIST, value([get(0), get(0)]))),
-    "memo_bomb_of_tuples": program(doubled(value(()), TWICE)),
-    "memo_bomb_of_dicts": program(doubled(EMPTY_DICT, value(NAMED_TWICE))),
-    "memo_bomb_of_ordered_dicts": program(doubled(call(ORDERED_DICT), ordered_dict(NAMED_TWICE))),
+    "memo_bomb_of_lists": doubled(EMPTY_LIST, value([get(0), get(0)])),
+    "memo_bomb_of_tuples": doubled(value(()), TWICE),
+    "memo_bomb_of_dicts": doubled(EMPTY_DICT, value(NAMED_TWICE)),
+    "memo_bomb_of_ordered_dicts": doubled(call(ORDERED_DICT), ordered_dict(NAMED_TWICE)),
     # a call of a call of 2**60 calls, and a state of a state
-    "memo_bomb_of_calls": program(doubled(call(MADE_UP), MADE_UP + TWICE + b"R")),
-    "memo_bomb_of_states": program(doubled(call(MADE_UP), call(MADE_UP) + TWICE + BUILD)),
+    "memo_bomb_of_calls": doubled(call(MADE_UP), MADE_UP + TWICE + b"R"),
+    "memo_bomb_of_states": doubled(call(MADE_UP), call(MADE_UP) + TWICE + BUILD),
     # a name in a dict of a name in a dict
-    "memo_bomb_of_long_names": program(
-        doubled(EMPTY_DICT, EMPTY_DICT + unicode("n" * 1000) + get(0) + SETITEM)),
+    "memo_bomb_of_long_names": doubled(
+        EMPTY_DICT, EMPTY_DICT + unicode("n" * 1000) + get(0) + SETITEM),
 })  # fmt: skip
-harmless_in_zip({"memo_bomb_of_tensors": program(doubled(tensor(), value(NAMED_TWICE)))})
+harmless_in_zip({"memo_bomb_of_tensors": doubled(tensor(), value(NAMED_TWICE))})
 bombs({
     # hash or compare keys and members of 2**60 items
-    "memo_bomb_as_a_key": program(EMPTY_DICT, doubled(value(()), TWICE), NONE, SETITEM),
-    "memo_bomb_in_a_set": program(set_of(doubled(value(()), TWICE))),
-    "memo_bomb_of_frozen_sets": program(doubled(b"(\x91", MARK + get(0) + b"K\1\x91")),
-    "two_equal_keys_of_tuples": program(dict_of(
-        doubled(value(()), TWICE) + NONE + doubled(value(()), TWICE, 100) + NONE)),
+    "memo_bomb_as_a_key": EMPTY_DICT + doubled(value(()), TWICE) + NONE + SETITEM,
+    "memo_bomb_in_a_set": set_of(doubled(value(()), TWICE)),
+    "memo_bomb_of_frozen_sets": doubled(b"(\x91", MARK + get(0) + b"K\1\x91"),
+    "two_equal_keys_of_tuples": dict_of(
+        doubled(value(()), TWICE) + NONE + doubled(value(()), TWICE, 100) + NONE),
 })  # fmt: skip
 
 # What is nested deep, long or without an end
 
 bombs({
-    "lists_100_000_deep": program(EMPTY_LIST * 100_000, APPEND * 99_999),
-    "tuples_100_000_deep": program(value(()), b"\x85" * 100_000),
-    "dicts_50_000_deep": program((EMPTY_DICT + NONE) * 50_000, EMPTY_DICT, SETITEM * 50_000),
-    "calls_20_000_deep": program(MADE_UP * 20_000, value(()), b"R\x85" * 19_999, b"R"),
-    "called_20_000_deep": program(MADE_UP, b")R" * 20_000),
-    "states_20_000_deep": program(call(MADE_UP) * 20_000, BUILD * 19_999),
-    "frozen_sets_100_000_deep": program(MARK * 100_000, b"\x91" * 100_000),
-    "ordered_dicts_20_000_deep": program(
-        (call(ORDERED_DICT) + NONE) * 20_000, NONE, SETITEM * 20_000),
-    "marks_without_end": program(MARK * 300_000),
-    "values_without_end": program(NONE, DUP * 1_000_000),
-    "short_unicode_of_4_gb": program(unicode("ab", 2**32 - 1)),
-    "string_of_negative_length": program(binstring(b"ab", -3), NONE),
-    "integer_of_negative_length": program(long4(b"ab", -3), NONE),
-    "integer_of_a_megabyte": program(long4(b"\x01" * 10**6)),
-    "integer_of_2_gb": program(long4(b"\x01", 2**31 - 1)),
+    "lists_100_000_deep": EMPTY_LIST * 100_000 + APPEND * 99_999,
+    "tuples_100_000_deep": value(()) + b"\x85" * 100_000,
+    "dicts_50_000_deep": (EMPTY_DICT + NONE) * 50_000 + EMPTY_DICT + SETITEM * 50_000,
+    "calls_20_000_deep": MADE_UP * 20_000 + value(()) + b"R\x85" * 19_999 + b"R",
+    "called_20_000_deep": MADE_UP + b")R" * 20_000,
+    "states_20_000_deep": call(MADE_UP) * 20_000 + BUILD * 19_999,
+    "frozen_sets_100_000_deep": MARK * 100_000 + b"\x91" * 100_000,
+    "ordered_dicts_20_000_deep": (call(ORDERED_DICT) + NONE) * 20_000 + NONE + SETITEM * 20_000,
+    "marks_without_end": MARK * 300_000,
+    "values_without_end": NONE + DUP * 1_000_000,
+    "short_unicode_of_4_gb": unicode("ab", 2**32 - 1),
+    "string_of_negative_length": binstring(b"ab", -3) + NONE,
+    "integer_of_negative_length": long4(b"ab", -3) + NONE,
+    "integer_of_a_megabyte": long4(b"\x01" * 10**6),
+    "integer_of_2_gb": long4(b"\x01", 2**31 - 1),
     # digits that take long to convert
-    "decimal_int_of_a_million_digits": program(int_line("9" * 10**6)),
-    "decimal_long_of_a_million_digits": program(b"L", b"9" * 10**6, b"L\n"),
-    "line_without_an_end": program(string_line("a" * 10**6)[:-1]),
+    "decimal_int_of_a_million_digits": int_line("9" * 10**6),
+    "decimal_long_of_a_million_digits": b"L" + b"9" * 10**6 + b"L\n",
+    "line_without_an_end": string_line("a" * 10**6)[:-1],
 })  # fmt: skip
 for length in (2**31 - 1, 2**40, 2**63, 2**64 - 1):
     bombs({
-        f"{kind}_of_{length}_bytes": program(code, protocol=5) for kind, code in {
-            "unicode": unicode8(b"ab", length), "bytes": bytes8(b"ab", length),
-            "bytearray": bytearray8(b"ab", length), "frame": frame(NONE, length),
-        }.items()
-    })  # fmt: skip
+        f"unicode_of_{length}_bytes": unicode8(b"ab", length),
+        f"bytes_of_{length}_bytes": bytes8(b"ab", length),
+        f"bytearray_of_{length}_bytes": bytearray8(b"ab", length),
+        f"frame_of_{length}_bytes": frame(NONE, length),
+    }, protocol=5)  # fmt: skip
 harmless_bombs({
-    "lists_500_deep": program(EMPTY_LIST * 500, APPEND * 499),  # which Python's own stack holds
-    "list_of_200_000_numbers": program(list_of(b"K\1" * 200_000)),
-    "list_extended_by_the_memo": program(put(EMPTY_LIST, 0), (get(0) + APPEND) * 100_000),
-    "keys_with_one_hash": program(dict_of(multiples(20_000, NONE))),
-    "members_with_one_hash": program(set_of(multiples(20_000))),
-    "tuple_keys_with_one_hash": program(dict_of(multiples(20_000, b"\x85N"))),
-    "decimal_int_of_4_000_digits": program(int_line("9" * 4_000)),  # just under Python's limit
-    "integer_that_cannot_be_printed": program(long4(b"\x7f" * 3_000)),
-    "complex_of_text": program(call("builtins.complex", "1" * 100_000)),
-    "codec_that_inflates": program(call("_codecs.encode", "x" * 1000, "zip")),
-    "codec_that_is_imported": program(call("_codecs.encode", "x", "evil_module")),
-    **{f"{title}_of_a_terabyte": program(call(name("builtins", title), 2**40))
+    "lists_500_deep": EMPTY_LIST * 500 + APPEND * 499,  # which Python's own stack holds
+    "list_of_200_000_numbers": list_of(b"K\1" * 200_000),
+    "list_extended_by_the_memo": put(EMPTY_LIST, 0) + (get(0) + APPEND) * 100_000,
+    "keys_with_one_hash": dict_of(multiples(20_000, NONE)),
+    "members_with_one_hash": set_of(multiples(20_000)),
+    "tuple_keys_with_one_hash": dict_of(multiples(20_000, b"\x85N")),
+    "decimal_int_of_4_000_digits": int_line("9" * 4_000),  # just under Python's limit
+    "integer_that_cannot_be_printed": long4(b"\x7f" * 3_000),
+    "complex_of_text": call("builtins.complex", "1" * 100_000),
+    "codec_that_inflates": call("_codecs.encode", "x" * 1000, "zip"),
+    "codec_that_is_imported": call("_codecs.encode", "x", "evil_module"),
+    **{f"{title}_of_a_terabyte": call(name("builtins", title), 2**40)
        for title in ("bytearray", "bytes", "set", "frozenset", "list", "tuple", "range")},
 })  # fmt: skip
 
@@ -192,7 +190,7 @@ for recipes, register in (
     (SAID_AGAIN, harmless_in_zip),
     (SAID_TOO_OFTEN, in_zip),
 ):
-    register({title: partial(recipe_program, *recipe) for title, recipe in recipes.items()})
+    register({title: partial(recipe_code, *recipe) for title, recipe in recipes.items()})
 
 # Keys and members with one hash
 
@@ -227,26 +225,26 @@ def dictionaries_of_pairs_with_one_hash():
         kept(integer(a) + integer(b) + b"\x86", n) for n, (a, b) in enumerate(same_hash(8_000))
     )
     one = dict_of(b"".join(get(n) + NONE for n in range(8_000)))
-    return program(pairs, list_of(one * 20))
+    return pairs + list_of(one * 20)
 
 
 def members_in_tuples_in_tuples():
     """A set of 5,000 tuples, each in 20 others."""
     members = b"".join(integer(1000 + n) + b"\x85" * 21 for n in range(5_000))
-    return program(set_of(members))
+    return set_of(members)
 
 
 def members_with_one_text():
     """A set of 5,000 pairs, each of which has the same long text."""
     members = b"".join(integer(n) + get(0) + b"\x86" for n in range(5_000))
-    return program(kept(unicode("a" * 200_000), 0), set_of(members))
+    return kept(unicode("a" * 200_000), 0) + set_of(members)
 
 
 def members_with_equal_texts():
     """A set of 4,500 pairs with one hash and equal long texts."""
     texts = b"".join(kept(unicode("a" * 200_000), n) for n in (0, 1))
     members = b"".join(get(n & 1) + long1((n + 1) * PRIME) + b"\x86" for n in range(4500))
-    return program(texts, set_of(members))
+    return texts + set_of(members)
 
 
 def counters_of_keys_with_one_hash():
@@ -254,7 +252,7 @@ def counters_of_keys_with_one_hash():
     counted = Code(call(ORDERED_DICT) + MARK + multiples(2300, NONE) + SETITEMS)
     again = (get(1) + get(0) + b"\x85R") * 200
     head = kept(counted, 0) + kept(name("collections.Counter"), 1)
-    return program(head, unicode("a" * 500_000), POP, list_of(again))
+    return head + unicode("a" * 500_000) + POP + list_of(again)
 
 
 in_zip({
@@ -263,8 +261,8 @@ in_zip({
     "members_with_equal_texts": members_with_equal_texts,
 })  # fmt: skip
 harmless_in_zip({  # these cost some seconds where they are read
-    "pairs_with_one_hash": lambda: program(dict_of(pairs_with_one_hash())),
-    "members_that_are_pairs_with_one_hash": lambda: program(set_of(pairs_with_one_hash(b""))),
+    "pairs_with_one_hash": lambda: dict_of(pairs_with_one_hash()),
+    "members_that_are_pairs_with_one_hash": lambda: set_of(pairs_with_one_hash(b"")),
     "members_with_one_text": members_with_one_text,
     "members_in_tuples_in_tuples": members_in_tuples_in_tuples,
 })  # fmt: skip
@@ -283,46 +281,34 @@ SPARSE_OF_IT = call(
 )  # fmt: skip
 in_zip(
     {
-        "doubled_list_in_a_size": program(DOUBLED_LIST, call("torch.Size", DTYPE_OF_IT)),
-        "doubled_list_for_a_class": program(
-            DOUBLED_LIST, call("numpy._core.multiarray._reconstruct", get(DOUBLINGS), (0,), b"b")
+        "doubled_list_in_a_size": DOUBLED_LIST + call("torch.Size", DTYPE_OF_IT),
+        "doubled_list_for_a_class": DOUBLED_LIST
+        + call("numpy._core.multiarray._reconstruct", get(DOUBLINGS), (0,), b"b"),
+        "doubled_list_for_a_factory": DOUBLED_LIST
+        + call("collections.defaultdict", get(DOUBLINGS)),
+        "doubled_list_made_anew": DOUBLED_LIST + get(DOUBLINGS) + value((1,)) + NEWOBJ,
+        "doubled_tuple_for_an_order": doubled(value(()), TWICE)
+        + call("numpy._core.numeric._frombuffer", NONE, NONE, NONE, get(DOUBLINGS)),
+        "nested_tuple_for_a_layout": call(
+            "torch.serialization._get_layout", Code(value(()) + b"\x85" * 300_000)
         ),
-        "doubled_list_for_a_factory": program(
-            DOUBLED_LIST, call("collections.defaultdict", get(DOUBLINGS))
-        ),
-        "doubled_list_made_anew": program(DOUBLED_LIST, get(DOUBLINGS), value((1,)), NEWOBJ),
-        "doubled_tuple_for_an_order": program(
-            doubled(value(()), TWICE),
-            call("numpy._core.numeric._frombuffer", NONE, NONE, NONE, get(DOUBLINGS)),
-        ),
-        "nested_tuple_for_a_layout": program(
-            call("torch.serialization._get_layout", Code(value(()) + b"\x85" * 300_000))
-        ),
-        "long_name_of_many_lists": program(
-            dict_of(unicode("x" * 100_000) + list_of(EMPTY_LIST * 40_000))
-        ),
-        "many_lists_199_deep": program(
-            EMPTY_LIST * 198, list_of(EMPTY_LIST * 900_000), APPEND * 198
-        ),
+        "long_name_of_many_lists": dict_of(unicode("x" * 100_000) + list_of(EMPTY_LIST * 40_000)),
+        "many_lists_199_deep": EMPTY_LIST * 198 + list_of(EMPTY_LIST * 900_000) + APPEND * 198,
     }
 )
 harmless_in_zip({
-    "doubled_list_in_a_key": program(DOUBLED_LIST, EMPTY_DICT, DTYPE_OF_IT, NONE, SETITEM),
-    "doubled_list_in_a_sparse_key": program(
-        DOUBLED_LIST, EMPTY_DICT, SPARSE_OF_IT, NONE, SETITEM),
-    "doubled_list_in_a_member": program(
-        DOUBLED_LIST, EMPTY_LIST, set_of(DTYPE_OF_IT + b"\x85"), APPEND),
-    "keys_of_a_long_class": program(
-        kept(name("m", "n" * 8000), 0), dict_of((get(0) + b")R" + NONE) * 6000)),
-    "keys_with_a_long_storage": program(
-        kept(storage("k" * 300_000, 0), 0),
-        dict_of(b"".join(get(0) + integer(n) + b"\x86" + NONE for n in range(3000)))),
+    "doubled_list_in_a_key": DOUBLED_LIST + EMPTY_DICT + DTYPE_OF_IT + NONE + SETITEM,
+    "doubled_list_in_a_sparse_key": DOUBLED_LIST + EMPTY_DICT + SPARSE_OF_IT + NONE + SETITEM,
+    "doubled_list_in_a_member": DOUBLED_LIST + EMPTY_LIST + set_of(DTYPE_OF_IT + b"\x85") + APPEND,
+    "keys_of_a_long_class":
+        kept(name("m", "n" * 8000), 0) + dict_of((get(0) + b")R" + NONE) * 6000),
+    "keys_with_a_long_storage": kept(storage("k" * 300_000, 0), 0) + dict_of(
+        b"".join(get(0) + integer(n) + b"\x86" + NONE for n in range(3000))),
     # a key of 30 nested tuples, said a million times
-    "nested_key_again": program(set_of(b"K\1" + b"\x85" * 30 + DUP * 1_000_000)),
-    "a_long_name_tied_again_and_again": program(dict_of(
+    "a_long_name_tied_again_and_again": dict_of(
         unicode("x" * 100_000) + put(tensor(), 0)
-        + b"".join(integer(n) + get(0) for n in range(20_000)))),
-    "names_of_190_parts": program(
-        (EMPTY_DICT + unicode("abcd")) * 190, value(dict.fromkeys(range(30_000), 1.5)),
-        SETITEM * 190),
+        + b"".join(integer(n) + get(0) for n in range(20_000))),
+    "nested_key_again": set_of(b"K\1" + b"\x85" * 30 + DUP * 1_000_000),
+    "names_of_190_parts": (EMPTY_DICT + unicode("abcd")) * 190
+        + value(dict.fromkeys(range(30_000), 1.5)) + SETITEM * 190,
 })  # fmt: skip

@@ -20,7 +20,6 @@ from pickle_code import (
     kept,
     list_of,
     name,
-    program,
     put,
     storage,
     unicode,
@@ -28,7 +27,7 @@ from pickle_code import (
 )
 
 from attacks import of_family
-from attacks.containers import pickles
+from attacks.containers import programs
 
 refused, harmless = of_family(__name__)
 
@@ -71,13 +70,13 @@ def colliding(count=54_000):
 def keys_whose_places_are_taken():
     """Have 54,000 keys whose places are taken."""
     keys = b"".join(integer(key) + NONE for key in colliding())
-    return program(dict_of(keys))
+    return dict_of(keys)
 
 
 def places_of_the_memo_that_are_taken():
     """Have 27,000 places in the memo that are taken."""
     found = walkers(np.arange(PLACES, 1 << 20))[:27_000]
-    return program(unicode("a" * (1 << 20)), *(put(b"", n) for n in (*way(), *found)))
+    return unicode("a" * (1 << 20)) + b"".join(put(b"", n) for n in (*way(), *found))
 
 
 def states_whose_places_are_taken():
@@ -92,14 +91,14 @@ def states_whose_places_are_taken():
     call = kept(name("torch._tensor._rebuild_from_type_v2"), 9)
     one = get(9) + MARK + get(0) + get(1) + get(2) + get(3) + b"tR"
     padding = unicode("a" * 500_000) + POP  # of which copies are allowed
-    return program(said, call, padding, list_of(one * 50))
+    return said + call + padding + list_of(one * 50)
 
 
-pickles(refused, {
+programs(refused, {
     "keys_whose_places_are_taken": keys_whose_places_are_taken,
     "states_whose_places_are_taken": states_whose_places_are_taken,
 }, forms=["zip"])  # fmt: skip
-pickles(harmless, {
+programs(harmless, {
     "places_of_the_memo_that_are_taken": places_of_the_memo_that_are_taken,
 }, forms=["zip"])  # fmt: skip
 

@@ -1,9 +1,10 @@
 """One hostile pickle in each of the three formats that hold one."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from checkpoint_files import legacy_file, tar_file, tar_members, zip_file
+from pickle_code import program
 
 Pickle = bytes | Callable[[], bytes]
 
@@ -31,3 +32,12 @@ def pickles(register, cases, forms=FORMS):
     for form in forms:
         write = FORMS[form]
         register(lambda folder, make, write=write: write(folder, make()), makers, f"{{}}_in_{form}")
+
+
+def programs(register, cases, forms=FORMS, protocol=2):
+    """Register opcodes, or functions that give some, each as a whole program of a protocol."""
+    pickles(register, {t: partial(whole, code, protocol) for t, code in cases.items()}, forms)
+
+
+def whole(code, protocol):
+    return program(code() if callable(code) else code, protocol=protocol)

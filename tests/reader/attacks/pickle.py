@@ -42,7 +42,7 @@ from pickle_code import (
 )
 
 from attacks import of_family, titled
-from attacks.containers import pickles
+from attacks.containers import pickles, programs
 
 refused, harmless = of_family(__name__)
 
@@ -53,7 +53,7 @@ EACH_NEEDS_A_VALUE = {
     "stack_global": STACK_GLOBAL, "binpersid": BINPERSID, "memoize": MEMOIZE, "binput": b"q\0",
     "long_binput": b"r\0\0\0\0", "put": b"p0\n", "pop": POP,
 }  # fmt: skip
-pickles(refused, {f"{opcode}_on_an_empty_stack": program(code, NONE)
+programs(refused, {f"{opcode}_on_an_empty_stack": code + NONE
                for opcode, code in EACH_NEEDS_A_VALUE.items()})  # fmt: skip
 MAKE = {
     "tuple": b"t", "list": b"l", "dict": b"d", "frozenset": b"\x91", "pop_mark": POP_MARK,
@@ -61,11 +61,11 @@ MAKE = {
 }  # fmt: skip
 ADD = {"appends": APPENDS, "setitems": SETITEMS, "additems": ADDITEMS}
 for opcode, code in (MAKE | ADD).items():
-    pickles(refused, {f"{opcode}_without_a_mark": program(NONE, code)})
-    pickles(refused if opcode in ADD else harmless,
-            {f"{opcode}_in_a_number": program(b"K\1", MARK, code)})  # fmt: skip
+    programs(refused, {f"{opcode}_without_a_mark": NONE + code})
+    programs(refused if opcode in ADD else harmless,
+            {f"{opcode}_in_a_number": b"K\1" + MARK + code})  # fmt: skip
     if opcode in ADD:
-        pickles(refused, {f"{opcode}_below_the_stack": program(MARK, code, NONE)})
+        programs(refused, {f"{opcode}_below_the_stack": MARK + code + NONE})
 
 pickles(
     harmless,
@@ -73,47 +73,7 @@ pickles(
         "protocol_twice": b"\x80\x02N0\x80\x05N.",  # change the protocol midway
         # end a frame in an opcode
         "frame_shorter_than_it_is": program(frame(value("a"), 1), protocol=4),
-        # set attributes of a dict
-        "build_on_a_dict": program(EMPTY_DICT, value({"a": 1}), BUILD),
-        "build_on_a_number": program(b"K\1", value({"a": 1}), BUILD),  # set attributes of 1
-        # have 1 for a state
-        "build_with_a_number": program(call(ORDERED_DICT), b"K\1", BUILD),
-        # replace what a dict can do
-        "build_replaces_methods": program(
-            call(ORDERED_DICT), value({"items": 1, "__class__": 2, "__dict__": 3}), BUILD
-        ),
-        # be text that can't be printed
-        "text_with_a_lone_surrogate": program(EMPTY_DICT, unicode(b"\xed\xa0\x80"), b"K\1s"),
-        "integer_line_with_underscores": program(b"I1_0\n"),  # hide a number
         "readonly_buffer": program(b"K\1\x98", protocol=5),  # make 1 read-only
-        "nested_pickle": program(value(program(NONE))),  # be a pickle in a pickle
-        # clash with a dict's methods
-        "attributes_as_keys": program(
-            value({"keys": 1, "__class__": 2, "": 3, "a.b": 4, "a": {"b": 5}})
-        ),
-        # have keys that aren't text
-        "keys_of_all_kinds": program(value({1: 1, None: 3, (1, 2): 4, 1.5: 5, b"a": 6})),
-        # have many keys that equal nothing
-        "nan_as_keys": program(dict_of((value(float("nan")) + NONE) * 1000)),
-        # forge lines of a listing
-        "keys_with_line_ends": program(value({"a\nb": 1, "\x1b[2J": 2, "\0": 3, "../x": 4})),
-        "list_that_holds_itself": program(put(EMPTY_LIST, 0), get(0), APPEND),
-        "dict_that_holds_itself": program(put(EMPTY_DICT, 0), unicode("self"), get(0), SETITEM),
-        "list_and_dict_that_hold_each_other": program(
-            put(EMPTY_LIST, 0), put(EMPTY_DICT, 1), unicode("a"), get(0), SETITEM, APPEND
-        ),
-        "tuple_that_holds_itself": program(
-            put(EMPTY_LIST, 0), put(get(0) + b"\x85", 1), APPEND, POP, get(1)
-        ),
-        "call_that_holds_itself": program(
-            put(call("made.up.Class"), 0), value({"me": get(0)}), BUILD
-        ),
-        "call_appended_to_itself": program(put(call("made.up.List"), 0), get(0), APPEND),
-        "ordered_dict_that_holds_itself": program(
-            put(call(ORDERED_DICT), 0), unicode("me"), get(0), SETITEM
-        ),
-        "bare_global": program(name("os.system")),
-        "extension_opcode": program(b"\x82\x01"),
     },
 )
 pickles(
@@ -121,78 +81,126 @@ pickles(
     {
         "no_opcodes": b"",  # be empty
         "only_stop": STOP,  # return what isn't there
-        "only_a_mark": program(MARK),  # return a mark
-        "two_values_left": program(NONE, NONE),  # leave a value behind
-        "mark_left": program(NONE, MARK),  # leave a mark behind
-        "value_behind_a_mark_left": program(MARK, NONE),  # end with one value, behind a mark
         "no_stop": b"\x80\x02N",  # have no end
-        "unknown_opcode": program(b"\xff", NONE),  # use an opcode that isn't one
-        "nul_opcode": program(b"\0", NONE),  # use 0 for an opcode
         "protocol_255": b"\x80\xffN.",  # be of a future protocol
         "protocol_6": b"\x80\x06N.",  # be of the next protocol
-        "memo_never_set": program(get(5)),  # recall what was never kept
-        "memo_at_2_to_32": program(b"Nr\xff\xff\xff\xff"),  # have a huge memo made
-        "memo_at_a_huge_decimal": program(b"Np99999999999999999999\n"),
-        "memo_at_a_negative_place": program(b"Np-1\n"),  # keep at -1
-        "memo_at_no_number": program(b"Npabc\n"),  # keep at a name
-        "memo_at_a_million_digits": program(b"Ng" + b"9" * 10**6),  # parse a number for long
+        "global_cut_off": b"\x80\x02cos\nsystem",  # end in a name
+        "next_buffer": program(b"\x97", protocol=5),  # have a buffer from elsewhere
         # have a huge frame read
         "frame_beyond_the_file": program(frame(NONE, 2**62), protocol=4),
-        "odd_setitems": program(EMPTY_DICT, b"(K\1K\2K\3u"),  # store a key without a value
-        "odd_dict": program(b"(K\1K\2K\3d"),
-        "list_as_a_key": program(EMPTY_DICT, EMPTY_LIST, NONE, SETITEM),  # use a list as a key
-        "dict_as_a_key": program(EMPTY_DICT, EMPTY_DICT, NONE, SETITEM),  # use a dict as a key
-        "set_as_a_key": program(EMPTY_DICT, EMPTY_SET, NONE, SETITEM),  # use a set as a key
+    },
+)
+programs(
+    harmless,
+    {
+        # set attributes of a dict
+        "build_on_a_dict": EMPTY_DICT + value({"a": 1}) + BUILD,
+        "build_on_a_number": b"K\1" + value({"a": 1}) + BUILD,  # set attributes of 1
+        # have 1 for a state
+        "build_with_a_number": call(ORDERED_DICT) + b"K\1" + BUILD,
+        # replace what a dict can do
+        "build_replaces_methods": call(ORDERED_DICT)
+        + value({"items": 1, "__class__": 2, "__dict__": 3})
+        + BUILD,
+        # be text that can't be printed
+        "text_with_a_lone_surrogate": EMPTY_DICT + unicode(b"\xed\xa0\x80") + b"K\1s",
+        "integer_line_with_underscores": b"I1_0\n",  # hide a number
+        "nested_pickle": value(program(NONE)),  # be a pickle in a pickle
+        # clash with a dict's methods
+        "attributes_as_keys": value({"keys": 1, "__class__": 2, "": 3, "a.b": 4, "a": {"b": 5}}),
+        # have keys that aren't text
+        "keys_of_all_kinds": value({1: 1, None: 3, (1, 2): 4, 1.5: 5, b"a": 6}),
+        # have many keys that equal nothing
+        "nan_as_keys": dict_of((value(float("nan")) + NONE) * 1000),
+        # forge lines of a listing
+        "keys_with_line_ends": value({"a\nb": 1, "\x1b[2J": 2, "\0": 3, "../x": 4}),
+        "list_that_holds_itself": put(EMPTY_LIST, 0) + get(0) + APPEND,
+        "dict_that_holds_itself": put(EMPTY_DICT, 0) + unicode("self") + get(0) + SETITEM,
+        "list_and_dict_that_hold_each_other": put(EMPTY_LIST, 0)
+        + put(EMPTY_DICT, 1)
+        + unicode("a")
+        + get(0)
+        + SETITEM
+        + APPEND,
+        "tuple_that_holds_itself": put(EMPTY_LIST, 0)
+        + put(get(0) + b"\x85", 1)
+        + APPEND
+        + POP
+        + get(1),
+        "call_that_holds_itself": put(call("made.up.Class"), 0) + value({"me": get(0)}) + BUILD,
+        "call_appended_to_itself": put(call("made.up.List"), 0) + get(0) + APPEND,
+        "ordered_dict_that_holds_itself": put(call(ORDERED_DICT), 0)
+        + unicode("me")
+        + get(0)
+        + SETITEM,
+        "bare_global": name("os.system"),
+        "extension_opcode": b"\x82\x01",
+    },
+)
+programs(
+    refused,
+    {
+        "only_a_mark": MARK,  # return a mark
+        "two_values_left": NONE + NONE,  # leave a value behind
+        "mark_left": NONE + MARK,  # leave a mark behind
+        "value_behind_a_mark_left": MARK + NONE,  # end with one value, behind a mark
+        "unknown_opcode": b"\xff" + NONE,  # use an opcode that isn't one
+        "nul_opcode": b"\0" + NONE,  # use 0 for an opcode
+        "memo_never_set": get(5),  # recall what was never kept
+        "memo_at_2_to_32": b"Nr\xff\xff\xff\xff",  # have a huge memo made
+        "memo_at_a_huge_decimal": b"Np99999999999999999999\n",
+        "memo_at_a_negative_place": b"Np-1\n",  # keep at -1
+        "memo_at_no_number": b"Npabc\n",  # keep at a name
+        "memo_at_a_million_digits": b"Ng" + b"9" * 10**6,  # parse a number for long
+        "odd_setitems": EMPTY_DICT + b"(K\1K\2K\3u",  # store a key without a value
+        "odd_dict": b"(K\1K\2K\3d",
+        "list_as_a_key": EMPTY_DICT + EMPTY_LIST + NONE + SETITEM,  # use a list as a key
+        "dict_as_a_key": EMPTY_DICT + EMPTY_DICT + NONE + SETITEM,  # use a dict as a key
+        "set_as_a_key": EMPTY_DICT + EMPTY_SET + NONE + SETITEM,  # use a set as a key
         # hide a list in a key
-        "list_in_a_tuple_as_a_key": program(EMPTY_DICT, value(([],)), NONE, SETITEM),
+        "list_in_a_tuple_as_a_key": EMPTY_DICT + value(([],)) + NONE + SETITEM,
         # put a list into a set
-        "list_in_a_set": program(set_of(EMPTY_LIST)),
-        "append_to_a_tuple": program(EMPTY_TUPLE, NONE, APPEND),  # change a tuple
-        "append_to_a_string": program(unicode("a"), unicode("b"), APPEND),  # change a string
-        "setitem_in_a_list": program(value([1]), b"K\0K\1s"),  # store by key in a list
-        "setitem_in_a_string": program(unicode("a"), b"K\0K\1s"),  # store by key in text
-        "additems_to_a_list": program(EMPTY_LIST, MARK, NONE, ADDITEMS),  # add to a list
-        "reduce_of_a_number": program(b"K\1", EMPTY_TUPLE, REDUCE),  # call 1
-        "reduce_of_a_string": program(unicode("os.system"), EMPTY_TUPLE, REDUCE),  # call text
-        "reduce_with_a_number": program(ORDERED_DICT, b"K\1", REDUCE),  # have 1 for arguments
+        "list_in_a_set": set_of(EMPTY_LIST),
+        "append_to_a_tuple": EMPTY_TUPLE + NONE + APPEND,  # change a tuple
+        "append_to_a_string": unicode("a") + unicode("b") + APPEND,  # change a string
+        "setitem_in_a_list": value([1]) + b"K\0K\1s",  # store by key in a list
+        "setitem_in_a_string": unicode("a") + b"K\0K\1s",  # store by key in text
+        "additems_to_a_list": EMPTY_LIST + MARK + NONE + ADDITEMS,  # add to a list
+        "reduce_of_a_number": b"K\1" + EMPTY_TUPLE + REDUCE,  # call 1
+        "reduce_of_a_string": unicode("os.system") + EMPTY_TUPLE + REDUCE,  # call text
+        "reduce_with_a_number": ORDERED_DICT + b"K\1" + REDUCE,  # have 1 for arguments
         # have a list for arguments
-        "reduce_with_a_list": program(ORDERED_DICT, EMPTY_LIST, REDUCE),
-        "newobj_of_a_number": program(b"K\1", EMPTY_TUPLE, NEWOBJ),  # make an object of 1
-        "obj_of_nothing": program(MARK, b"o"),  # make an object of no class
+        "reduce_with_a_list": ORDERED_DICT + EMPTY_LIST + REDUCE,
+        "newobj_of_a_number": b"K\1" + EMPTY_TUPLE + NEWOBJ,  # make an object of 1
+        "obj_of_nothing": MARK + b"o",  # make an object of no class
         # have numbers for keywords
-        "newobj_ex_with_numbers": program(ORDERED_DICT, EMPTY_TUPLE, b"K\1", NEWOBJ_EX),
-        "stack_global_of_numbers": program(b"K\1K\2", STACK_GLOBAL),  # have numbers for a name
-        "stack_global_of_lists": program(b"]]", STACK_GLOBAL),  # have lists for a name
-        "global_cut_off": b"\x80\x02cos\nsystem",  # end in a name
+        "newobj_ex_with_numbers": ORDERED_DICT + EMPTY_TUPLE + b"K\1" + NEWOBJ_EX,
+        "stack_global_of_numbers": b"K\1K\2" + STACK_GLOBAL,  # have numbers for a name
+        "stack_global_of_lists": b"]]" + STACK_GLOBAL,  # have lists for a name
         # have a huge name read
-        "global_of_a_megabyte": program(b"c" + b"a" * 10**6 + b"\nb\n"),
-        "global_that_is_not_text": program(b"c\xff\xfe\n\xff\n"),  # have bytes for a name
-        "ordered_dict_of_a_number": program(call(ORDERED_DICT, 1)),  # be a dict of 1
+        "global_of_a_megabyte": b"c" + b"a" * 10**6 + b"\nb\n",
+        "global_that_is_not_text": b"c\xff\xfe\n\xff\n",  # have bytes for a name
+        "ordered_dict_of_a_number": call(ORDERED_DICT, 1),  # be a dict of 1
         # be a dict of triples
-        "ordered_dict_of_odd_pairs": program(call(ORDERED_DICT, [[1, 2, 3]])),
+        "ordered_dict_of_odd_pairs": call(ORDERED_DICT, [[1, 2, 3]]),
         # be a dict of letters
-        "ordered_dict_of_a_string": program(call(ORDERED_DICT, "abcdef")),
-        "text_that_is_not_utf8": program(unicode(b"\xff\xfe")),  # be text in no encoding
-        "string_without_quotes": program(b"Sabc\n"),  # have no quotes
-        "string_with_a_bad_escape": program(b"S'\\'\n"),  # end in a backslash
-        "unicode_line_with_a_bad_escape": program(b"V\\u12\n"),  # end in half an escape
-        "integer_line_of_letters": program(b"Iabc\n"),  # have letters for a number
-        "long_line_of_nothing": program(b"L\n"),  # have no digits
-        "float_line_of_letters": program(b"Fabc\n"),  # have letters for a float
+        "ordered_dict_of_a_string": call(ORDERED_DICT, "abcdef"),
+        "text_that_is_not_utf8": unicode(b"\xff\xfe"),  # be text in no encoding
+        "string_without_quotes": b"Sabc\n",  # have no quotes
+        "string_with_a_bad_escape": b"S'\\'\n",  # end in a backslash
+        "unicode_line_with_a_bad_escape": b"V\\u12\n",  # end in half an escape
+        "integer_line_of_letters": b"Iabc\n",  # have letters for a number
+        "long_line_of_nothing": b"L\n",  # have no digits
+        "float_line_of_letters": b"Fabc\n",  # have letters for a float
         # parse a float for long
-        "float_line_of_a_million_digits": program(b"F" + b"1" * 10**6 + b"\n"),
-        "next_buffer": program(b"\x97", protocol=5),  # have a buffer from elsewhere
-        "persistent_id_of_a_line": program(b"P0\n"),  # be a storage by a line
-        "long_of_00": program(b"L00\n"),  # a boolean, which is 0 in pickle
-        "long_of_01": program(b"L01\n"),
-        "int_with_an_l": program(b"I5L\n"),
-        "list_for_a_key_of_what_a_call_returns": program(
-            call("made.up.Dict"), EMPTY_LIST, NONE, SETITEM
-        ),
-        "layout_of_another_module": program(
-            call("torch.serialization._get_layout", "aaaaaastrided")
-        ),
-        "cut_off_in_an_argument": program(short_string("abc") + integer(70_000) + b"tG\0\0"),
+        "float_line_of_a_million_digits": b"F" + b"1" * 10**6 + b"\n",
+        "persistent_id_of_a_line": b"P0\n",  # be a storage by a line
+        "long_of_00": b"L00\n",  # a boolean, which is 0 in pickle
+        "long_of_01": b"L01\n",
+        "int_with_an_l": b"I5L\n",
+        "list_for_a_key_of_what_a_call_returns": call("made.up.Dict") + EMPTY_LIST + NONE + SETITEM,
+        "layout_of_another_module": call("torch.serialization._get_layout", "aaaaaastrided"),
+        "cut_off_in_an_argument": short_string("abc") + integer(70_000) + b"tG\0\0",
     },
 )
 
@@ -219,22 +227,21 @@ BAD_TUPLES = [
 
 def identified(ids):
     return {
-        f"persistent_id_{title}": program(value([persistent(one)]))
-        for title, one in titled(ids).items()
+        f"persistent_id_{title}": value([persistent(one)]) for title, one in titled(ids).items()
     }
 
 
-pickles(refused, identified(BAD_IDS))
-pickles(refused, identified(BAD_TUPLES), forms=["zip", "legacy"])
+programs(refused, identified(BAD_IDS))
+programs(refused, identified(BAD_TUPLES), forms=["zip", "legacy"])
 # in a tar file, a tuple is the id of a module's class, whatever else it holds
-pickles(harmless, identified(BAD_TUPLES), forms=["tar"])
+programs(harmless, identified(BAD_TUPLES), forms=["tar"])
 
 
-TWO_COUNTS = program(value([storage("0", 4), storage("0", 400)]))
+TWO_COUNTS = value([storage("0", 4), storage("0", 400)])
 TWO_LEGACY = [storage("0", n, "FloatStorage", "cpu", None) for n in (4, 400)]
-pickles(refused, {"one_key_with_two_counts": TWO_COUNTS}, forms=["zip"])
-pickles(harmless, {
-    "location_that_is_a_list": program(value([storage("0", 4, "FloatStorage", [1])])),
+programs(refused, {"one_key_with_two_counts": TWO_COUNTS}, forms=["zip"])
+programs(harmless, {
+    "location_that_is_a_list": value([storage("0", 4, "FloatStorage", [1])]),
 }, forms=["zip"])  # fmt: skip
 
 

@@ -110,11 +110,11 @@ def whole(form, way):
     protocol = 2 if "python_2" in way else 4  # where the standard unpickler knows old names
     if form == "tar":
         good = persistent("30", python=2)
-        return program(value({"first": good, "bad": Code(bad), "last": good}), protocol=protocol)
-    view = (None,) if form == "legacy" else ()
-    good = tensor(storage("0", 4, "FloatStorage", "cpu", *view))
-    if form == "legacy":
-        bad = bad.replace(storage()[-4:], storage("0", 4, "FloatStorage", "cpu", None)[-5:])
+    elif form == "legacy":
+        own = storage("0", 4, "FloatStorage", "cpu", None)
+        good, bad = tensor(own), bad.replace(storage()[-4:], own[-5:])
+    else:
+        good = tensor()
     return program(value({"first": good, "bad": Code(bad), "last": good}), protocol=protocol)
 
 

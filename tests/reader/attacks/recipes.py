@@ -29,7 +29,6 @@ from pickle_code import (
     long4,
     name,
     numpy_dtype,
-    program,
     put,
     set_of,
     storage,
@@ -39,16 +38,16 @@ from pickle_code import (
 )
 
 from attacks import of_family
-from attacks.containers import pickles
+from attacks.containers import programs
 
 refused, harmless = of_family(__name__)
 MADE_UP = name("made.up.f")
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 
 
-def recipe_program(said, size, again, times):
-    """The pickle of a recipe: a value so large, and what is done with it so often."""
-    return program(kept(SAID[said](size), 0), AGAIN[again](times))
+def recipe_code(said, size, again, times):
+    """The code of a recipe: a value so large, and what is done with it so often."""
+    return kept(SAID[said](size), 0) + AGAIN[again](times)
 
 
 def nothings(count, **others):
@@ -186,5 +185,5 @@ AGAIN = {
 }  # fmt: skip
 """What is done with it, so often."""
 
-pickles(harmless, {f"{said}_{again}": partial(recipe_program, said, 1 << 15, again, 1 << 15)
+programs(harmless, {f"{said}_{again}": partial(recipe_code, said, 1 << 15, again, 1 << 15)
                for said in SAID for again in AGAIN}, forms=["zip"])  # fmt: skip
