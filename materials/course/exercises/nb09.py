@@ -61,12 +61,14 @@ GATHER = Exercise(
         ({0: (0, OK)}, 1, 5),
         ({0: (3, OK), 1: (0, TOO)}, 2, 3),
         ({0: (0, OK), 1: (1, FULL)}, 3, 5),
+        ({1: (0, FULL)}, 2, 5),
         ({0: (0, OK)}, 2, 5),
         ({0: (0, OK), 2: (1, OK)}, 4, 5),
     ],
     gathered,
     """
     if note is not None and "error" in note >> if None not in found and "error" in note | One has given up, and you wait for the others all the same.
+    if note is not None and "error" in note >> if None not in found[:rank] and note is not None and "error" in note | A rank has given up, and you wait for a silent one before it.
     if notes.seconds >= patience >> if False | A rank that was killed never writes: a wait needs an end.
     {missing}") >> ") | Nobody learns who is missing.
     {missing}") >> {missing[0]}") | Name all who are missing, not only the first.
