@@ -122,7 +122,7 @@ REMOVE_OLD = Exercise(
         ("a b c", 2, "c"),
         ("a b c! d", 2, "d"),
         ("a b! c", 1, "c"),
-        ("a b c", 1, "b"),
+        ("a b c d", 1, "b"),
         ("c b a", 5, "a"),
     ],
     removed_seen,
