@@ -26,6 +26,7 @@ def disk_seen(answer, end):
     answer(disk, NEW)
     return {
         f"after a {end} at any step loads": in_a_word(found + now()),
+        "some step leaves no `checkpoint`": any(NAME not in files for files in found),
         "after the return loads": in_a_word(now()),
         "other files left": len(set(disk.seen()) - {NAME}),
     }
@@ -38,6 +39,7 @@ SAVE_UNSYNCED = Exercise(
     """
     disk.write("checkpoint.new", content) >> disk.write("checkpoint", content); disk.write("checkpoint.new", content) | You open `checkpoint` itself: the old one is gone before the new one is there.
     disk.rename("checkpoint.new", "checkpoint") >> pass | The new one never gets the name that a reader looks for.
+    disk.rename( >> disk.rename("checkpoint", "old"); disk.rename( | Between two renames nothing has the name.
     disk.rename("checkpoint.new", "checkpoint") >> disk.write("checkpoint", content) | You write `checkpoint` a second time: a kill in the middle leaves half of it.
     """,
     show=lambda _: "save_unsynced(disk, new)  # the disk has an old checkpoint",
