@@ -20,10 +20,9 @@ def slots_seen(answer, dtypes):
     items = enumerate(dtypes.items(), 1)
     tensors = {name: torch.ones(k % 3 * 99, dtype=dtype) for k, (name, dtype) in items}
     slots = answer(tensors)
-    if not isinstance(slots, list):
-        return slots
-    facts = {slot.name: slot for slot in slots}
-    return {"order": list(facts)} | facts
+    facts = {getattr(slot, "name", slot): slot for slot in slots}
+    returned = "a list" if isinstance(slots, tuple) else kind(slots)
+    return {"returned": returned, "order": list(facts)} | facts
 
 
 SLOTS_FOR = Exercise(
