@@ -71,7 +71,7 @@ def latest_seen(answer, made, latest):
         # a folder lists its names in any order: here in one that isn't the order of the commits
         with patch.object(Path, "iterdir", lambda root: iter(sorted(root.glob("*")))):
             found = answer(Path(folder))
-        return found and found.name
+        return Path(found.name) if isinstance(found, Path) else found
 
 
 LATEST_IN = Exercise(
