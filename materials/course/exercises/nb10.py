@@ -92,7 +92,9 @@ def kept(answer, first, last, every, signals):
 
     class Asked:
         save = ended = False
-        end = property(lambda self: note(f"look {len(looks) + 1} at asked.end", looks) or self.ended)
+        end = property(
+            lambda self: note(f"look {len(looks) + 1} at asked.end", looks) or self.ended
+        )
 
     asked = Asked()
 
