@@ -473,23 +473,23 @@ play.write_package()
 """
 ## Kill it twice · core
 
-Both runs do 100 steps and save every 20. One is left alone. The other gets `kill -9`, which no program can catch, once it has printed step 45. Each start is its own process, so the next cell takes up to half a minute.
+Both runs do 100 steps and save every 20. One is left alone. The other gets `kill -9`, which no program can catch, once it has printed step 55. Each start is its own process, so the next cell takes up to half a minute.
 """
 
 # %% tags=["prediction:goes on"]
-predict("goes on", "From which step will the killed run go on?", "0", "20", "40", "45", mine=...)
+predict("goes on", "From which step will the killed run go on?", "0", "20", "40", "55", mine=...)
 
 # %% tags=["nbval-ignore-output", "reveal:goes on"]
 whole, killed = play.Run("undisturbed"), play.Run("killed")
 whole.start()
-killed.start(after=45)
+killed.start(after=55)
 reveal("goes on", str(killed.newest()))
 
 # %% [markdown]
 """
 It is 40, unless the disk was so busy that step 40 was still on its way: a save counts when it is complete.
 
-Started again, it dies in the middle of its second save, at step 80, right after the optimizer's file has reached the disk. Model and optimizer are written, but nothing yet says that they belong together: the next save will clear them away.
+Started again from 40, it dies in the middle of its second save, at step 80, right after the optimizer's file has reached the disk. Model and optimizer are written, but nothing yet says that they belong together: the next save will clear them away.
 """
 
 # %% tags=["nbval-ignore-output"]

@@ -79,6 +79,7 @@ PAYLOAD_BEGIN = Exercise(
     misconceptions="""
 + extra_length >> | You forget the extra field: the padding is in it.
 + name_length >> | You forget the name, which stands right after the fixed part.
+name_length = >> header = header[at:]; name_length = | `header` begins at its own byte 0; `at` is its place in the file.
 at + 30 >> 30 | You count from the header's beginning, not from the file's.
 at + 30 >> at | The fixed part itself has 30 bytes.
 name_length + extra_length >> header[26] + header[28] | You take one byte of each length; it has two.

@@ -20,10 +20,9 @@ def slots_seen(answer, dtypes):
     items = enumerate(dtypes.items(), 1)
     tensors = {name: torch.ones(k % 3 * 99, dtype=dtype) for k, (name, dtype) in items}
     slots = answer(tensors)
-    if not isinstance(slots, list):
-        return slots
-    facts = {slot.name: slot for slot in slots}
-    return {"order": list(facts)} | facts
+    facts = {getattr(slot, "name", slot): slot for slot in slots}
+    returned = "a list" if isinstance(slots, tuple) else kind(slots)
+    return {"returned": returned, "order": list(facts)} | facts
 
 
 SLOTS_FOR = Exercise(
@@ -113,12 +112,14 @@ def task_seen(answer, error):
         if error:
             raise error("no space left")
 
-    with patch("threading.excepthook", lambda _: None), threads():
+    with patch("threading.excepthook", lambda _: None), threads() as ended:
         task = answer(work)
         begun.set()
         for number in ("first", "second"):
             seen[f"{number} result()"] = came_of(task.result)
             seen.setdefault("it returns when the work is done", bool(done))
+        ended()
+        seen["the work is done in the end"] = bool(done)
     return seen
 
 
@@ -129,6 +130,7 @@ TASK = Exercise(
     """
     BaseException >> Exception | `sys.exit()` is no Exception: it ends the thread, and nobody hears of it.
     self.error = error >> raise | The error ends the thread, and only a log hears of it.
+    work() >> work | `work` is named, not called.
     self.thread.join() >> pass | You ask for the result while the thread may still be at work.
     error, self.error = self.error, None >> error = self.error | A second call raises the same error again: every later save would fail.
     raise error >> return error | An error that is returned is easily overlooked.
@@ -150,12 +152,11 @@ class Late:
         self.work, self.thread = work, self
 
     def result(self):
-        work, self.work = self.work, None
-        if work:
-            work()
+        work, self.work = self.work, lambda: None
+        work()
 
     def join(self):
-        with suppress(OSError):
+        with suppress(Exception):
             self.result()
 
 
@@ -208,6 +209,7 @@ SAVER = Exercise(
     self.wait() >> [copy.run() for copy in lay_out(state, self.memory)[1]]; self.wait() | You copy into memory that is still being written.
     lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
     lambda: write_image >> write_image | These parentheses call `write_image` at once, in the loop: the task gets only its result.
+    self.commit)) >> self.commit)); self.wait() | You wait for this save; training should go on.
     self.task.result() >> self.task.thread.join() | You wait for the thread, but don't ask for its error.
     """,
     show=lambda saves, full, task=Late: (

@@ -26,6 +26,7 @@ def disk_seen(answer, end):
     answer(disk, NEW)
     return {
         f"after a {end} at any step loads": in_a_word(found + now()),
+        "some step leaves no `checkpoint`": any(NAME not in files for files in found),
         "after the return loads": in_a_word(now()),
         "other files left": len(set(disk.seen()) - {NAME}),
     }
@@ -38,6 +39,7 @@ SAVE_UNSYNCED = Exercise(
     """
     disk.write("checkpoint.new", content) >> disk.write("checkpoint", content); disk.write("checkpoint.new", content) | You open `checkpoint` itself: the old one is gone before the new one is there.
     disk.rename("checkpoint.new", "checkpoint") >> pass | The new one never gets the name that a reader looks for.
+    disk.rename( >> disk.rename("checkpoint", "old"); disk.rename( | Between two renames nothing has the name.
     disk.rename("checkpoint.new", "checkpoint") >> disk.write("checkpoint", content) | You write `checkpoint` a second time: a kill in the middle leaves half of it.
     """,
     show=lambda _: "save_unsynced(disk, new)  # the disk has an old checkpoint",
@@ -69,7 +71,7 @@ def latest_seen(answer, made, latest):
         # a folder lists its names in any order: here in one that isn't the order of the commits
         with patch.object(Path, "iterdir", lambda root: iter(sorted(root.glob("*")))):
             found = answer(Path(folder))
-        return found and found.name
+        return Path(found.name) if isinstance(found, Path) else found
 
 
 LATEST_IN = Exercise(
@@ -122,7 +124,7 @@ REMOVE_OLD = Exercise(
         ("a b c", 2, "c"),
         ("a b c! d", 2, "d"),
         ("a b! c", 1, "c"),
-        ("a b c", 1, "b"),
+        ("a b c d", 1, "b"),
         ("c b a", 5, "a"),
     ],
     removed_seen,

@@ -86,18 +86,22 @@ RESTORE = Exercise(
 )
 
 
-class Asked:
-    save = end = False
-
-
 def kept(answer, first, last, every, signals):
-    """Observe what the loop does; a signal comes during a step or a save of that name."""
-    batches, events, asked = Batches(9), [], Asked()
+    """Observe what the loop does; a signal comes during a step or a save, or just before a look."""
+    batches, events, looks = Batches(9), [], []
 
-    def note(what):
-        events.append(what)
+    class Asked:
+        save = ended = False
+        end = property(
+            lambda self: note(f"look {len(looks) + 1} at asked.end", looks) or self.ended
+        )
+
+    asked = Asked()
+
+    def note(what, among=events):
+        among.append(what)
         if got := signals.get(what):
-            asked.save, asked.end = True, asked.end or got == "SIGTERM"
+            asked.save, asked.ended = True, asked.ended or got == "SIGTERM"
 
     def do_step(step, batch):
         note(f"step {step}" if batch == f"batch {step - first}" else f"step {step} on {batch}")
@@ -122,11 +126,13 @@ KEEP_TRAINING = Exercise(
         (0, 5, 9, {"step 2": "SIGTERM"}),
         (0, 4, 2, {"step 2": "SIGTERM"}),
         (0, 4, 2, {"save 2": "SIGUSR1"}),
+        (0, 5, 9, {"look 2 at asked.end": "SIGTERM"}),
     ],
     kept,
     """
     range(first + 1, last + 1) >> range(first, last) | `first` steps are done already: the next one is first + 1.
     step == last or asked.end >> asked.end | The very last step is saved, too, whatever its number.
+    if is_last: >> if is_last or asked.end: | You look twice: a signal that comes in between ends the loop without a save.
     is_last or asked.save or >> step == last or | Somebody asked for a save, and it didn't come.
     asked.save = False >> asked.save &= step % every == 0 | A save that was due anyway answers a request, too.
     asked.save = False >> | One request, and you save after every step from there on.

@@ -126,7 +126,9 @@ def crash_matrix(*saves):
         later = cut[f"{name}, power cut"] = {}
 
         def note(step, disk=disk, now=now, later=later):
-            now[step], later[step] = in_a_word([disk.seen()]), in_a_word(disk.power_cuts())
+            for row, finds in ((now, [disk.seen()]), (later, disk.power_cuts())):
+                row.pop(step, None)  # a step that comes again stands where it came last
+                row[step] = in_a_word(finds)
 
         disk.did = note
         save(disk, NEW)

@@ -137,7 +137,8 @@ class Run:
             if line.startswith(f"step {after} "):
                 child.send_signal(number)
         print(f"{self.out.name}:", WAYS.get(child.wait(), f"ended by {printed[-2000:]}"))
-        self.lives.append(losses_in(printed))
+        if life := losses_in(printed):  # a run that is over has nothing left to do
+            self.lives.append(life)
 
     def newest(self):
         """Return the step of the checkpoint from which it would go on."""

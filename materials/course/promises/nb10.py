@@ -20,7 +20,7 @@ def run_until(mine, root, stop):
     # losses. Its steps depend on weights, momentum, batch and noise of every kind.
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
-    model, losses, asked = torch.nn.Linear(2, 1), [], nb10.Asked()
+    model, losses, asked = torch.nn.Linear(2, 1), [], mine.Asked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = AsyncDataLoader(list(range(SAMPLES)), batch_size=4, prefetch_factor=0, seed=0)
 
