@@ -121,7 +121,8 @@ def check(answer: Any) -> Any:
         return answer
     names = vars(import_module(answer.__module__))
     names[name] = answer  # it may call itself
-    verdict = judge(exercise, answer)
+    (cell,) = (one for one in lesson.cells(number) if one.tagged("exercise:") == name)
+    verdict = judge(exercise, answer, cell.stub)
     if verdict.printed:
         print(f"your code printed:\n{verdict.printed}\n")
     say(verdict.text, {True: "green", False: "red", None: ""}[verdict.right])

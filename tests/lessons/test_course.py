@@ -350,21 +350,18 @@ def test_an_answer_is_told(exercise, answer, said, unsaid):
         assert words not in text, text
 
 
-def test_what_is_still_open_is_neither_right_nor_wrong():
-    names, text = (
-        {},
-        """class Half:
-    def one(self):
-        return 1
-
-    def two(self): ...
-""",
-    )
-    linecache.cache["a cell"] = len(text), None, text.splitlines(keepends=True), "a cell"
-    exec(compile(text, "a cell", "exec"), names)
-    verdict = judge(Exercise(pair, given=[(1,)]), names["Half"])
-    assert verdict.right is None
-    assert "two" in verdict.text
+@pytest.mark.parametrize("written, said", [
+    ("...", "pair: not written yet."),
+    ("return number, 2 * number; ...", "right on all"),
+    ("...; return number", "not right yet"),
+    ("...; number += 1", "not right yet"),
+])  # fmt: skip
+def test_dots_are_open_until_something_is_written_beside_them(written, said):
+    shell, names = "def pair(number):\n    half = number\n    ...", {}
+    text = shell.replace("...", written)
+    linecache.cache[text] = len(text), None, text.splitlines(keepends=True), text
+    exec(compile(text, text, "exec"), names)
+    assert said in judge(Exercise(pair, given=[(1,)]), names["pair"], shell).text
 
 
 @pytest.mark.parametrize("row, found", [

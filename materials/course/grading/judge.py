@@ -91,11 +91,11 @@ class Seen:
         return text_of(self.value)
 
 
-def judge(exercise: Exercise, answer: Any) -> Verdict:
-    """Return the verdict on an answer, within seconds whatever it does."""
+def judge(exercise: Exercise, answer: Any, shell: str = "") -> Verdict:
+    """Return the verdict on an answer, within seconds whatever it does; `shell` is its cell as given."""
     if not callable(answer):
         return Verdict(False, f"{exercise.name}: {kind(answer)}, expected something to call")
-    if holes := open_parts(answer):
+    if holes := open_parts(answer, shell):
         said = (
             "not written yet" if holes == [exercise.name] else f"still to write: {', '.join(holes)}"
         )
@@ -240,11 +240,23 @@ def kept_text(answer: Any) -> str:
     return CHECKED.sub("", "".join(linecache.getlines(file_of(answer)))).strip("\n") + "\n"
 
 
-def open_parts(answer: Any) -> list[str]:
-    """Return the functions in which dots are left."""
-    tree = ast.parse(kept_text(answer))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return [node.name for node in functions if DOTS in map(ast.dump, ast.walk(node))]
+def open_parts(answer: Any, shell: str) -> list[str]:
+    """Return the functions with dots that nothing was written beside: they stand as in the shell."""
+    left = [place for place in dots_in(kept_text(answer)) if place in dots_in(shell)]
+    return list(dict.fromkeys(function for function, *_ in left))
+
+
+def dots_in(text: str) -> list[tuple[str, ...]]:
+    """Return the place of each `...`: its function, and the statements around it."""
+    return [
+        (function.name, *map(ast.dump, node.body[max(0, k - 1) : k + 2]))
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.stmt)
+        for k, one in enumerate(getattr(node, "body", ()))
+        if ast.dump(one) == DOTS
+    ]
 
 
 def own_lines(answer: Any, error: BaseException | None) -> list[str]:
