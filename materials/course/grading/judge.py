@@ -92,7 +92,10 @@ class Seen:
 
 
 def judge(exercise: Exercise, answer: Any, shell: str = "") -> Verdict:
-    """Return the verdict on an answer, within seconds whatever it does; `shell` is its cell as given."""
+    """Return the verdict on an answer, within seconds whatever it does.
+
+    `shell` is the cell as it was given.
+    """
     if not callable(answer):
         return Verdict(False, f"{exercise.name}: {kind(answer)}, expected something to call")
     if holes := open_parts(answer, shell):
@@ -241,7 +244,7 @@ def kept_text(answer: Any) -> str:
 
 
 def open_parts(answer: Any, shell: str) -> list[str]:
-    """Return the functions with dots that nothing was written beside: they stand as in the shell."""
+    """Return the functions in which dots stand as they do in the shell."""
     left = [place for place in dots_in(kept_text(answer)) if place in dots_in(shell)]
     return list(dict.fromkeys(function for function, *_ in left))
 

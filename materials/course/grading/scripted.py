@@ -75,7 +75,10 @@ class Room(threading.Condition):
 
 
 class Script:
-    """Calls such as "claim" or "put 2" (given 2 and "batch 2"), and what came of each; batch 0 is 0."""
+    """Calls such as "claim" or "put 2" (which is given 2 and "batch 2"), and what came of each.
+
+    The result of "put 0" is 0.
+    """
 
     def __init__(self, made: Any) -> None:
         self.made, self.calls, self.running = made, [], []
