@@ -43,8 +43,9 @@ SLIPS = {
     "NameError": "A name that has no value here: is it misspelt, or does it need `self.`?",
     "AttributeError": "This object has no such attribute: what is it, and how is it spelt there?",
     "KeyError": "A key that is not there.",
-    "TypeError": "Two things that don't go together: which type has each of them?",
     "ValueError": "This value is refused: print its type and shape just before that line.",
+    "argument": "This call and the function disagree about the arguments: how many, and which?",
+    "TypeError": "Two things that don't go together: which type has each of them?",
     "RuntimeError": "The error says which shape or type was refused: is it what you meant?",
 }
 """What is said of an error whose type or message has this in it."""
