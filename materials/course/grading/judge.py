@@ -206,9 +206,11 @@ def reasons(
         return line + (sentences or [LASTS])
     if wanted.error:
         return [f"{type(wanted.error).__name__} should be raised here."]
-    if found.error:
+    if line:
         said = [text for part, text in SLIPS.items() if part in in_one_line(found.error)]
-        return line + said[:1] or [GENERIC]
+        return line + said[:1]
+    if found.error:
+        return [GENERIC]
     if not same(wanted.given, found.given):
         return ["Your code changes an argument, which belongs to the caller."]
     if found.value is None:
