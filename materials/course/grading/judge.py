@@ -268,5 +268,5 @@ def dots_in(text: str) -> list[tuple[str, ...]]:
 def own_lines(answer: Any, error: BaseException | None) -> list[str]:
     """Return the lines of the learner's own cell that an error passed through."""
     frames = traceback.extract_tb(error.__traceback__) if error else []
-    own = [frame for frame in frames if frame.filename == file_of(answer)]
+    own = [frame for frame in frames if frame.lineno and frame.filename == file_of(answer)]
     return [f"in your line {frame.lineno}: {frame.line}" for frame in own]
