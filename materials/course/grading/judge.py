@@ -33,6 +33,7 @@ GENERIC = "Work this case out by hand and compare it with what your code does."
 FACTS = "Only what differs is shown: 'got' is what your code does. Which of your lines decides it?"
 DIED = "Nothing could be raised any more: what was touched, and what should come before it?"
 LASTS = "Your code waits or loops for good here: does what it waits for ever happen?"
+RAISED = "You raise this error yourself: is one asked for here, and is it this one?"
 NOTHING = "Nothing comes back. What should a call return?"
 CALLED = re.compile(r"target=([\w.]+)\(")
 DOTS = ast.dump(ast.Expr(ast.Constant(...)))
@@ -42,6 +43,7 @@ SLIPS = {
     "to unpack": "The names do not match what is unpacked: what does one item look like?",
     "NameError": "A name that has no value here: is it misspelt, or does it need `self.`?",
     "AttributeError": "This object has no such attribute: what is it, and how is it spelt there?",
+    "not subscriptable": "This object takes no brackets: what is it, and does it take a dot?",
     "KeyError": "A key that is not there.",
     "ValueError": "This value is refused: print its type and shape just before that line.",
     "argument": "This call and the function disagree about the arguments: how many, and which?",
@@ -208,7 +210,7 @@ def reasons(
         return [f"{type(wanted.error).__name__} should be raised here."]
     if line:
         said = [text for part, text in SLIPS.items() if part in in_one_line(found.error)]
-        return line + said[:1]
+        return line + ([RAISED] if ": raise " in line[0] else said[:1])
     if found.error:
         return [GENERIC]
     if not same(wanted.given, found.given):
