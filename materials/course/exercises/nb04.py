@@ -58,7 +58,9 @@ UNEVEN = [2, 2, 2, 14]
 def trips_of(answer, *case):
     """Observe the worker of every batch and its four times, each as a row."""
     trips = answer(*case)
-    return trips and {field: [getattr(trip, field, "no Trip") for trip in trips] for field in TRIP._fields}
+    return trips and {
+        field: [getattr(trip, field, "no Trip") for trip in trips] for field in TRIP._fields
+    }
 
 
 FOLLOW = Exercise(
