@@ -24,9 +24,12 @@ here = partial(solution, "00")
 
 
 class Watched(np.ndarray):
-    """Tokens that count how often they are looked at."""
+    """Tokens that count how often they are looked at, as if there were too many to convert."""
 
     looks = 0
+
+    def astype(self, *args, **options):
+        raise MemoryError("you convert the whole file to keep a few windows")
 
     def __getitem__(self, key):
         Watched.looks += 1
