@@ -299,6 +299,9 @@ def promises() -> None:
         why = broken(promise, own)
         holding += why is None
         if why:
+            missing = re.match(r"NameError: name '(\w+)'", why)
+            if missing and missing[1] in vars(import_module("__main__")):
+                why = f"`{missing[1]}` is in another cell: move it into the build's that uses it."
             say(f"✗ {promise.__doc__}\n    {why}", "red")
         else:
             say(f"✓ {promise.__doc__}", "green")

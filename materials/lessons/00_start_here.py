@@ -60,7 +60,7 @@ begin("00")
 """
 Run cells with Shift+Enter, from top to bottom.
 
-The next cell only imports what your parts may use. Your file will begin with it, too.
+The next cell only imports what your parts may use. Your file will begin with it, too. If a part of yours needs a helper or another import, write it into the cell of that part: of your code, only these cells go into the file.
 """
 
 # %% tags=["given", "file:train.py"]
