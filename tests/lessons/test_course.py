@@ -105,6 +105,7 @@ def test_each_misconception_is_told_its_own_sentence(exercise):
         assert not [other for other in others if other in verdict.text], verdict.text
 
 
+RENAME = "temporary.rename(folder)"
 JOIN, NEWEST = "self.thread.join()", "next(filter(is_complete, committed(root)), None)"
 
 
@@ -120,6 +121,12 @@ JOIN, NEWEST = "self.thread.join()", "next(filter(is_complete, committed(root)),
     ("01-num_windows", "stride + 1", "stride + 1.0", False),
     ("02-scramble", "row * columns + column", "(row * columns + column).astype(np.int64)", False),
     ("08-latest_in", "return named", "return named.name", False),
+    ("00-Windows", "self.tokens[table]", "self.tokens.astype(np.int64)[table]", False),
+    ("00-write_checkpoint", RENAME, f"{RENAME}; os.fsync(os.open('.', os.O_RDONLY))", True),
+    ("00-write_checkpoint", "os.fsync(", f"{RENAME}; temporary = Path(folder); os.fsync(", False),
+    ("01-window_offsets", "return ", "return np.array([*windows]) * 0 + ", False),
+    ("04-diagnose", "consumer <= least", "consumer <= 0.05", False),
+    ("04-diagnose", "worker > least", "worker > 0.05", False),
 ])  # fmt: skip
 def test_what_an_answer_does_decides_not_how_it_is_written(name, old, new, right):
     (exercise,) = (one.values[0] for one in EXERCISES if one.id == name)
@@ -313,6 +320,10 @@ def adds_text(numbers, digits):
     return round(sum(numbers) / "len", digits)
 
 
+def refuses(numbers, digits):
+    raise ValueError(numbers)
+
+
 def forever(number):
     while True:
         pass
@@ -330,6 +341,7 @@ def waits(number):
     (MEAN, two_mistakes, ["You begin to count at 1.", "You divide by one too many."], []),
     (MEAN, misspelt, ["NameError", "misspelt", "in your line"], ["It is called with"]),
     (MEAN, type_error_inside, ["It is called with: numbers, digits"], []),
+    (MEAN, refuses, ["You raise this error", "in your line"], []),
     (MEAN, adds_text, ["TypeError", "in your line"], ["It is called with"]),
     (MEAN, lambda numbers, digits: None, ["Nothing comes back"], []),
     (MEAN, lambda numbers, digits: mean(numbers, digits) + 1, ["([0], 0)"], []),
