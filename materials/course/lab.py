@@ -121,7 +121,8 @@ def check(answer: Any) -> Any:
         return answer
     names = vars(import_module(answer.__module__))
     names[name] = answer  # it may call itself
-    verdict = judge(exercise, answer)
+    (cell,) = (one for one in lesson.cells(number) if one.tagged("exercise:") == name)
+    verdict = judge(exercise, answer, cell.stub)
     if verdict.printed:
         print(f"your code printed:\n{verdict.printed}\n")
     say(verdict.text, {True: "green", False: "red", None: ""}[verdict.right])
@@ -298,6 +299,9 @@ def promises() -> None:
         why = broken(promise, own)
         holding += why is None
         if why:
+            missing = re.match(r"NameError: name '(\w+)'", why)
+            if missing and missing[1] in vars(import_module("__main__")):
+                why = f"`{missing[1]}` is in another cell: move it into the build's that uses it."
             say(f"✗ {promise.__doc__}\n    {why}", "red")
         else:
             say(f"✓ {promise.__doc__}", "green")

@@ -60,7 +60,7 @@ begin("00")
 """
 Run cells with Shift+Enter, from top to bottom.
 
-The next cell only imports what your parts may use. Your file will begin with it, too.
+The next cell only imports what your parts may use. Your file will begin with it, too. If a part of yours needs a helper or another import, write it into the cell of that part: of your code, only these cells go into the file.
 """
 
 # %% tags=["given", "file:train.py"]
@@ -666,7 +666,7 @@ reveal("resume", began_anew or "go on after the newest finished checkpoint")
 
 # %% [markdown]
 """
-That is your training, resumed, and below it the bars that your script prints. It measures its own three waits; `compute` is the same code in both, so it is drawn as measured before. But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare every digit of each loss.
+That is your training, resumed, and below it the bars that your script prints. It measures its own three waits; `compute` is the same code in both, so it is drawn as measured before. (To see it again, run the cell with the kill first; a run that is finished has nothing left to train.) But is it the *same* training? We run the script once more, undisturbed, in another folder, and compare every digit of each loss.
 """
 
 # %% tags=["nbval-ignore-output"]

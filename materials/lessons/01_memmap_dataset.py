@@ -311,7 +311,7 @@ Each row that was passed adds its leftover tokens. `windows // per_row * row_len
 """
 ### Random, yet repeatable
 
-Random windows should look random, and yet be the same when you ask again: after a crash, in another worker, in another order. A random generator can't do that: what it draws depends on earlier draws. A **hash** can. It scrambles a number, always in the same way: `hash_of(indices, seed, epoch)` gives 64 scrambled bits, a `uint64`, for each index. A different seed or epoch gives different bits.
+Random windows should look random, and yet be the same when you ask again: after a crash, in another worker, in another order. A random generator can't do that: what it draws depends on earlier draws. A **hash** can. It scrambles a number, always in the same way: `hash_of(indices, seed, epoch)` gives 64 scrambled bits, a `uint64`, for each index. (Pass the seed and the epoch by position.) A different seed or epoch gives different bits.
 
 So there is nothing to save: sample 5 of epoch 2 is a function of three numbers.
 

@@ -212,7 +212,7 @@ The picture has a line for each loader, each at its best prefetch factor, with t
 
 A worker *process* has its own memory. Each of its batches is copied into a new block of shared memory and announced by a message; for a small batch that costs more than making it. A thread passes a reference. Processes pay off when a sample costs milliseconds of *Python*, such as decoding an image.
 
-And ours? Compare the spreads of its settings. Where they overlap, as most usually do, you have shown nothing. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads; *can't tell* means that they are too wide to show it): cheap batches don't need workers, they need a gather.
+And ours? Compare the spreads of its settings. Where they overlap, you have shown nothing. Where a prefetch factor of 16 is clearly ahead, it is because the loader then makes several of these small batches in one go. And two workers are hardly ever twice as fast as one (the line below the table compares their spreads; *can't tell* means that they are too wide to show it): cheap batches don't need workers, they need a gather.
 
 ## Which setting? · core
 

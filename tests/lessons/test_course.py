@@ -103,6 +103,7 @@ def test_each_misconception_is_told_its_own_sentence(exercise):
         assert not [other for other in others if other in verdict.text], verdict.text
 
 
+RENAME = "temporary.rename(folder)"
 JOIN, NEWEST = "self.thread.join()", "next(filter(is_complete, committed(root)), None)"
 
 
@@ -118,6 +119,12 @@ JOIN, NEWEST = "self.thread.join()", "next(filter(is_complete, committed(root)),
     ("01-num_windows", "stride + 1", "stride + 1.0", False),
     ("02-scramble", "row * columns + column", "(row * columns + column).astype(np.int64)", False),
     ("08-latest_in", "return named", "return named.name", False),
+    ("00-Windows", "self.tokens[table]", "self.tokens.astype(np.int64)[table]", False),
+    ("00-write_checkpoint", RENAME, f"{RENAME}; os.fsync(os.open('.', os.O_RDONLY))", True),
+    ("00-write_checkpoint", "os.fsync(", f"{RENAME}; temporary = Path(folder); os.fsync(", False),
+    ("01-window_offsets", "return ", "return np.array([*windows]) * 0 + ", False),
+    ("04-diagnose", "consumer <= least", "consumer <= 0.05", False),
+    ("04-diagnose", "worker > least", "worker > 0.05", False),
 ])  # fmt: skip
 def test_what_an_answer_does_decides_not_how_it_is_written(name, old, new, right):
     (exercise,) = (one.values[0] for one in EXERCISES if one.id == name)
@@ -290,6 +297,10 @@ def adds_text(numbers, digits):
     return round(sum(numbers) / "len", digits)
 
 
+def refuses(numbers, digits):
+    raise ValueError(numbers)
+
+
 def forever(number):
     while True:
         pass
@@ -307,6 +318,7 @@ def waits(number):
     (MEAN, two_mistakes, ["You begin to count at 1.", "You divide by one too many."], []),
     (MEAN, misspelt, ["NameError", "misspelt", "in your line"], ["It is called with"]),
     (MEAN, type_error_inside, ["It is called with: numbers, digits"], []),
+    (MEAN, refuses, ["You raise this error", "in your line"], []),
     (MEAN, adds_text, ["TypeError", "in your line"], ["It is called with"]),
     (MEAN, lambda numbers, digits: None, ["Nothing comes back"], []),
     (MEAN, lambda numbers, digits: mean(numbers, digits) + 1, ["([0], 0)"], []),
@@ -327,21 +339,18 @@ def test_an_answer_is_told(exercise, answer, said, unsaid):
         assert words not in text, text
 
 
-def test_what_is_still_open_is_neither_right_nor_wrong():
-    names, text = (
-        {},
-        """class Half:
-    def one(self):
-        return 1
-
-    def two(self): ...
-""",
-    )
-    linecache.cache["a cell"] = len(text), None, text.splitlines(keepends=True), "a cell"
-    exec(compile(text, "a cell", "exec"), names)
-    verdict = judge(Exercise(pair, given=[(1,)]), names["Half"])
-    assert verdict.right is None
-    assert "two" in verdict.text
+@pytest.mark.parametrize("written, said", [
+    ("...", "pair: not written yet."),
+    ("return number, 2 * number; ...", "right on all"),
+    ("...; return number", "not right yet"),
+    ("...; number += 1", "not right yet"),
+])  # fmt: skip
+def test_dots_are_open_until_something_is_written_beside_them(written, said):
+    shell, names = "def pair(number):\n    half = number\n    ...", {}
+    text = shell.replace("...", written)
+    linecache.cache[text] = len(text), None, text.splitlines(keepends=True), text
+    exec(compile(text, text, "exec"), names)
+    assert said in judge(Exercise(pair, given=[(1,)]), names["pair"], shell).text
 
 
 @pytest.mark.parametrize("row, found", [

@@ -24,9 +24,12 @@ here = partial(solution, "00")
 
 
 class Watched(np.ndarray):
-    """Tokens that count how often they are looked at."""
+    """Tokens that count how often they are looked at, as if there were too many to convert."""
 
     looks = 0
+
+    def astype(self, *args, **options):
+        raise MemoryError("you convert the whole file to keep a few windows")
 
     def __getitem__(self, key):
         Watched.looks += 1
@@ -139,7 +142,8 @@ def checkpoint_seen(write_checkpoint, value):
 
     def fsync(descriptor):
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
-        at_fsync.append(os.fstat(number).st_size)
+        if not Path("step-000010").exists():
+            at_fsync.append(os.fstat(number).st_size)
         real(number)
 
     with files() as left, patch("os.fsync", fsync):
@@ -152,7 +156,7 @@ def checkpoint_seen(write_checkpoint, value):
             else None,
             "at fsync": f"{max(at_fsync)} bytes are in the file"
             if at_fsync
-            else "it is never called",
+            else "it is never called, or after the rename",
         }
 
 
@@ -291,8 +295,7 @@ def latest_seen(latest, names):
     with files():
         for name in names:
             Path("root", name).mkdir(parents=True)
-        found = latest(Path("root"))
-    return found and found.name
+        return latest(Path("root"))
 
 
 LATEST = Exercise(

@@ -117,6 +117,14 @@ width = seq_len + 1 >> width = seq_len | You count a window as seq_len tokens; w
 )
 
 
+def offsets_seen(answer, windows, *sizes):
+    Starts.loops = 0
+    offsets = answer(windows.view(Starts), *sizes)
+    if offsets is None:
+        return None
+    return {"offsets": np.asarray(offsets), "Python loops over the windows": Starts.loops > 0}
+
+
 WINDOW_OFFSETS = Exercise(
     window_offsets,
     [
@@ -127,6 +135,7 @@ WINDOW_OFFSETS = Exercise(
             ([5, 11, 6], 6, 9, 1),
         ]
     ],
+    offsets_seen,
     show=lambda windows, *sizes: (
         "window_offsets(windows=np.array({}), per_row={}, row_len={}, stride={})".format(
             windows.tolist(), *sizes

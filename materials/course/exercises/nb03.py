@@ -71,6 +71,7 @@ TAKE_NEXT = method(
     self.closed >> False | Only a result ends your wait; a close must end it, too.
     self.room.notify() >> pass | There is room now, and no worker hears of it.
     self.taken not in self.results >> not self.results | You wait for any result, and not for the next one.
+    self.taken not in self.results >> not self.results.get(self.taken) | A result may itself be 0 or empty; you take it for one that isn't there.
     self.results.pop(self.taken - 1) >> self.results[self.taken - 1] | The result stays in `self.results`, and so in memory.
     """,
 )

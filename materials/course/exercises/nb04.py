@@ -58,7 +58,9 @@ UNEVEN = [2, 2, 2, 14]
 def trips_of(answer, *case):
     """Observe the worker of every batch and its four times, each as a row."""
     trips = answer(*case)
-    return trips and {field: [getattr(trip, field) for trip in trips] for field in TRIP._fields}
+    return trips and {
+        field: [getattr(trip, field, "no Trip") for trip in trips] for field in TRIP._fields
+    }
 
 
 FOLLOW = Exercise(
@@ -83,23 +85,25 @@ FOLLOW = Exercise(
 )
 
 
-def diagnosed(answer, fetch, step, workers, window):
+def diagnosed(answer, fetch, step, workers, window, least):
     """Observe what is said of a run of the model."""
-    return answer(solution("04", "follow").define()(fetch * 10, step, workers, window))
+    return answer(solution("04", "follow").define()(fetch * 10, step, workers, window), least)
 
 
 DIAGNOSE = Exercise(
     solution("04", "diagnose"),
     [
-        ([2], 5, 1, 2),
-        ([6], 2, 1, 4),
-        ([6], 2, 2, 4),
-        (UNEVEN, 4, 1, 1),
-        (UNEVEN, 4, 1, 16),
-        (UNEVEN, 4, 2, 16),
-        (UNEVEN, 4, 3, 2),
-        ([6], 2, 2, 1),
-        ([5, 20], 4, 2, 2),
+        ([2], 5, 1, 2, 0.05),
+        ([6], 2, 1, 4, 0.05),
+        ([6], 2, 2, 4, 0.05),
+        (UNEVEN, 4, 1, 1, 0.05),
+        (UNEVEN, 4, 1, 16, 0.05),
+        (UNEVEN, 4, 2, 16, 0.05),
+        (UNEVEN, 4, 3, 2, 0.05),
+        ([6], 2, 2, 1, 0.05),
+        ([5, 20], 4, 2, 2, 0.05),
+        (UNEVEN, 4, 1, 1, 0.3),
+        (UNEVEN, 4, 1, 1, 0.4),
     ],
     diagnosed,
     """
@@ -108,5 +112,5 @@ DIAGNOSE = Exercise(
     consumer <= least >> worker <= least | The consumer decides first: if it doesn't wait, nothing is wrong.
     trip.made >> trip.taken | A worker is done when its batch is made; who takes it, and when, is not its work.
     """,
-    show="diagnose(follow({} * 10, {}, {}, {}))".format,
+    show="diagnose(follow({} * 10, {}, {}, {}), least={})".format,
 )

@@ -1,5 +1,6 @@
 """Run the learner's code in a child process: it may hang, crash or print; the page goes on."""
 
+import gc
 import io
 import mmap
 import os
@@ -101,6 +102,7 @@ def _work(work: Callable[[], Any], folder: str, send: Connection) -> None:
     sys.path[:] = [str(Path(one).absolute()) for one in sys.path]
     os.chdir(folder)  # what it writes goes with it
     _set_limits()
+    gc.callbacks.clear()  # an Interrupted that is raised in one of hypothesis's would be lost
     printed = io.StringIO()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1), os.dup2(silent, 2)

@@ -33,6 +33,7 @@ GENERIC = "Work this case out by hand and compare it with what your code does."
 FACTS = "Only what differs is shown: 'got' is what your code does. Which of your lines decides it?"
 DIED = "Nothing could be raised any more: what was touched, and what should come before it?"
 LASTS = "Your code waits or loops for good here: does what it waits for ever happen?"
+RAISED = "You raise this error yourself: is one asked for here, and is it this one?"
 NOTHING = "Nothing comes back. What should a call return?"
 CALLED = re.compile(r"target=([\w.]+)\(")
 DOTS = ast.dump(ast.Expr(ast.Constant(...)))
@@ -42,9 +43,11 @@ SLIPS = {
     "to unpack": "The names do not match what is unpacked: what does one item look like?",
     "NameError": "A name that has no value here: is it misspelt, or does it need `self.`?",
     "AttributeError": "This object has no such attribute: what is it, and how is it spelt there?",
+    "not subscriptable": "This object takes no brackets: what is it, and does it take a dot?",
     "KeyError": "A key that is not there.",
-    "TypeError": "Two things that don't go together: which type has each of them?",
     "ValueError": "This value is refused: print its type and shape just before that line.",
+    "argument": "This call and the function disagree about the arguments: how many, and which?",
+    "TypeError": "Two things that don't go together: which type has each of them?",
     "RuntimeError": "The error says which shape or type was refused: is it what you meant?",
 }
 """What is said of an error whose type or message has this in it."""
@@ -91,11 +94,14 @@ class Seen:
         return text_of(self.value)
 
 
-def judge(exercise: Exercise, answer: Any) -> Verdict:
-    """Return the verdict on an answer, within seconds whatever it does."""
+def judge(exercise: Exercise, answer: Any, shell: str = "") -> Verdict:
+    """Return the verdict on an answer, within seconds whatever it does.
+
+    `shell` is the cell as it was given.
+    """
     if not callable(answer):
         return Verdict(False, f"{exercise.name}: {kind(answer)}, expected something to call")
-    if holes := open_parts(answer):
+    if holes := open_parts(answer, shell):
         said = (
             "not written yet" if holes == [exercise.name] else f"still to write: {', '.join(holes)}"
         )
@@ -202,9 +208,11 @@ def reasons(
         return line + (sentences or [LASTS])
     if wanted.error:
         return [f"{type(wanted.error).__name__} should be raised here."]
-    if found.error:
+    if line:
         said = [text for part, text in SLIPS.items() if part in in_one_line(found.error)]
-        return line + said[:1] or [GENERIC]
+        return line + ([RAISED] if ": raise " in line[0] else said[:1])
+    if found.error:
+        return [GENERIC]
     if not same(wanted.given, found.given):
         return ["Your code changes an argument, which belongs to the caller."]
     if found.value is None:
@@ -240,15 +248,27 @@ def kept_text(answer: Any) -> str:
     return CHECKED.sub("", "".join(linecache.getlines(file_of(answer)))).strip("\n") + "\n"
 
 
-def open_parts(answer: Any) -> list[str]:
-    """Return the functions in which dots are left."""
-    tree = ast.parse(kept_text(answer))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return [node.name for node in functions if DOTS in map(ast.dump, ast.walk(node))]
+def open_parts(answer: Any, shell: str) -> list[str]:
+    """Return the functions in which dots stand as they do in the shell."""
+    left = [place for place in dots_in(kept_text(answer)) if place in dots_in(shell)]
+    return list(dict.fromkeys(function for function, *_ in left))
+
+
+def dots_in(text: str) -> list[tuple[str, ...]]:
+    """Return the place of each `...`: its function, and the statements around it."""
+    return [
+        (function.name, *map(ast.dump, node.body[max(0, k - 1) : k + 2]))
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.stmt)
+        for k, one in enumerate(getattr(node, "body", ()))
+        if ast.dump(one) == DOTS
+    ]
 
 
 def own_lines(answer: Any, error: BaseException | None) -> list[str]:
     """Return the lines of the learner's own cell that an error passed through."""
     frames = traceback.extract_tb(error.__traceback__) if error else []
-    own = [frame for frame in frames if frame.filename == file_of(answer)]
+    own = [frame for frame in frames if frame.lineno and frame.filename == file_of(answer)]
     return [f"in your line {frame.lineno}: {frame.line}" for frame in own]

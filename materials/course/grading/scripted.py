@@ -75,7 +75,10 @@ class Room(threading.Condition):
 
 
 class Script:
-    """Calls such as "claim" or "put 2" (which is given 2 and "batch 2"), and what came of each."""
+    """Calls such as "claim" or "put 2" (which is given 2 and "batch 2"), and what came of each.
+
+    The result of "put 0" is 0.
+    """
 
     def __init__(self, made: Any) -> None:
         self.made, self.calls, self.running = made, [], []
@@ -99,7 +102,8 @@ class Script:
         came = self.seen[f"{len(self.seen) + 1}. {call}"] = []
         self.running.append(came)
         try:
-            value = getattr(self.made, name)(*map(int, number), *(f"batch {k}" for k in number))
+            results = (int(k) and f"batch {k}" for k in number)
+            value = getattr(self.made, name)(*map(int, number), *results)
             end = f"gives {value!r}"
         except ForEverError:
             end = "is never woken"

@@ -48,7 +48,7 @@ CARDS = {
     ),
     "from the beginning": Card(
         nb02.RANK_SLICE,
-        "start + >>",
+        "= start + >> =",
         a_resume_goes_on,
         {
             "A resumed epoch shows its first samples once more.": "",
