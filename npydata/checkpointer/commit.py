@@ -288,15 +288,15 @@ def name_latest(folder: Path) -> None:
 def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
     """Remove a checkpoint: a first step makes it no checkpoint, then its files are deleted.
 
-    One that holds other files stays. ``known`` is the manifest that it was committed with; without
-    it, whatever checkpoint has the name is removed.
+    One that holds other files stays, and so does a link. ``known`` is the manifest that it was
+    committed with; without it, whatever checkpoint has the name is removed.
 
     Raises:
         CheckpointError: Another one has taken its name meanwhile, and stays.
         OSError: It can't be removed, and stays.
     """
     doomed, known = new_temporary(folder.parent), known or read_manifest(folder)
-    if foreign_files(folder):
+    if folder.is_symlink() or foreign_files(folder):
         return
     try:
         folder.rename(doomed)

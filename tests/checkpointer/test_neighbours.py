@@ -4,9 +4,10 @@ import shutil
 
 import pytest
 from checkpoint_tools import tree_of
-from faults.saving import loaded_step, saved
+from faults.saving import loaded_step, save_step, saved
 
 from npydata import (
+    AsyncCheckpointer,
     CheckpointError,
     latest_checkpoint,
     load_checkpoint,
@@ -97,6 +98,17 @@ def test_somebody_s_file_in_a_checkpoint_is_named_and_kept(tmp_path, name):
         saved(tmp_path / "c", 2)
     saved(tmp_path / "d", 2, keep_last=1)
     assert tree_of(tmp_path / "c") == before
+
+
+def test_a_checkpoint_that_was_moved_and_linked_stays(tmp_path):
+    root = tmp_path / "run"
+    with AsyncCheckpointer(keep_last=1) as keeper:
+        save_step(keeper, root / "c", 1)
+        keeper.wait()
+        shutil.move(root / "c", tmp_path)
+        (root / "c").symlink_to(tmp_path / "c")
+        save_step(keeper, root / "d", 2)
+    assert loaded_step(tmp_path / "c") == 1
 
 
 def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypatch):
