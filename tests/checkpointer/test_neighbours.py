@@ -1,5 +1,6 @@
 """Copies, links, notes and other runs beside checkpoints: a save takes none of them for its own."""
 
+import os
 import shutil
 
 import pytest
@@ -74,6 +75,14 @@ def test_a_run_that_has_begun_stays_itself_whatever_it_loads(tmp_path, in_anothe
     load_checkpoint(tmp_path / "theirs")
     saved(tmp_path / "b", 2, keep_last=1)
     assert names_in(tmp_path) == ["b", "latest", "theirs"]
+
+
+def test_a_forked_process_does_not_continue_the_run_that_its_parent_loaded(tmp_path, monkeypatch):
+    saved(tmp_path / "a", 1)
+    load_checkpoint(tmp_path / "a")
+    monkeypatch.setattr(os, "getpid", os.getppid)  # another one that is alive
+    saved(tmp_path / "b", 2, keep_last=1)
+    assert names_in(tmp_path) == ["a", "b", "latest"]
 
 
 def test_a_folder_whose_manifest_is_gone_is_not_replaced(tmp_path):
