@@ -340,8 +340,8 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     if (root / MANIFEST).is_file() and (root / TRAINING).is_file():
         raise CheckpointError(f"{root}: is a checkpoint, expected the folder that it is in")
     named = named_latest(root)
-    if named is not None and not named.is_symlink():
-        with suppress_missing(INCONCLUSIVE | DENIED):
+    with suppress_missing(INCONCLUSIVE | DENIED):
+        if named is not None and not named.is_symlink():
             check_sizes(named, read_manifest(named))
             return named
     found = list_checkpoints(root)

@@ -138,6 +138,13 @@ def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypa
     assert loaded_step(tmp_path / "c") == 1
 
 
+@pytest.mark.parametrize("text", ["nothing", "../c", "x" * 3000, "x" * 5000, "\0"])
+def test_whatever_latest_says_a_complete_checkpoint_is_found(tmp_path, text):
+    saved(tmp_path / "c", 1)
+    (tmp_path / "latest").write_text(text)
+    assert latest_checkpoint(tmp_path) == tmp_path / "c"
+
+
 LINKS = ["c/model.safetensors", "c", "nowhere", "latest", "/dev/null", "/dev/full"]
 
 
