@@ -22,7 +22,7 @@ from npydata.checkpointer.state import TrainingState, encode_training, serialize
 from npydata.checkpointer.writer import write_files
 from npydata.distributed.coordinator import LEAVE_S, Coordinator, RankError, ShardingConfig
 from npydata.reader.formats.training import PARTS, TRAINING, FileEntry, encode
-from npydata.system.atomic import sync_folder
+from npydata.system.atomic import new_temporary, sync_folder
 
 
 class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
@@ -189,7 +189,8 @@ def with_outcome(coordinator: Coordinator, temporary: Path, write: Any) -> None:
     if failed is None:
         return
     if coordinator.rank:  # rank 0's removal may have raced with this rank's writes
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # renamed first: rank 0 can't commit what is half removed
+            shutil.rmtree(temporary.rename(new_temporary(temporary.parent)), ignore_errors=True)
     raise failed
 
 
