@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,8 +56,14 @@ def killed_while_it_writes(path, write_one):
 
 
 @pytest.mark.parametrize("write_one", [write, write_folder])
-def test_what_a_killed_writer_left_is_removed_and_a_living_ones_stays(tmp_path, write_one):
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_a_killed_writer_left_is_removed_and_a_living_ones_stays(
+    tmp_path, monkeypatch, write_one, hidden
+):
     left = killed_while_it_writes(tmp_path / "a", write_one)
+    if hidden:  # by /proc's option hidepid, or in a PID namespace without a /proc of its own
+        atomic.this_machine()  # remembered from here on
+        monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))
     with replacing(tmp_path / "b") as living:
         write_one(tmp_path / "c")
         living.write(b"new")
