@@ -47,7 +47,7 @@ LATEST = "latest"
 MAX_TRIES = 100
 """How often to try a name that other processes take and free."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 INCONCLUSIVE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
 """Errors of the machine or the disk, which leave open whether there is a checkpoint."""
 DENIED = {errno.EACCES, errno.EPERM}
