@@ -37,17 +37,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: is a folder, device or pipe, expected the name of a file")
     clear_stale(path.parent)
-    temporary = new_temporary(path.parent)
+    temporary, owner = new_temporary(path.parent), os.getpid()
     try:
         with open(temporary, "x+b", opener=partial(os.open, mode=0o600)) as file:
-            yield file
+            try:
+                yield file
+            finally:
+                if os.getpid() != owner:  # a forked process has this frame, but not its job
+                    file.raw.close()  # what the buffer holds is its parent's to write
             file.flush()
             make_public(file.fileno())
             os.fsync(file.fileno())
             temporary.replace(path)
     except BaseException as error:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        if os.getpid() == owner:
+            temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
     sync_folder(path.parent)
