@@ -170,6 +170,7 @@ def test_prepare_says_in_a_line_what_it_made_and_reads_python_s_and_torch_s_own_
     for name in ("stdlib/a.py", "stdlib/notes.txt", "stdlib/site-packages/b.py", "torch/c.py"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(f"{name}\n")
+    Path("torch/binary.py").write_bytes(b"\0")
     monkeypatch.setattr(prepare_module, "python_corpus", lambda: [Path("stdlib"), Path("torch")])
     assert main(shlex.split("prepare --corpus python -q -o o.npy --vocab-size 300")) == 0
     tokens, captured = np.load("o.npy"), capsys.readouterr()
