@@ -336,7 +336,7 @@ token file is what it was before.""",
         },
         "--tokenizer": {
             "metavar": "FILE.json",
-            "help": "use this tokenizer instead of training one",
+            "help": "use this tokenizer instead of training one; it must have <|endoftext|>",
         },
         "--vocab-size": {
             "type": int,

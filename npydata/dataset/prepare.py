@@ -122,7 +122,11 @@ def prepare(
         bpe = load_tokenizer(tokenizer)
     ids = bpe.get_vocab(with_added_tokens=True)
     if END_OF_TEXT not in ids:
-        raise NpyDataError(f"{tokenizer}: has no token {END_OF_TEXT}, expected one a document")
+        raise NpyDataError(
+            f"{tokenizer}: has no token {END_OF_TEXT}, expected one to end each document: add it "
+            "with tokenizers' add_special_tokens, or encode the text yourself and use "
+            "npydata.write_tokens"
+        )
     largest, nbytes = max(ids.values()), sum(file.nbytes for file in files)
     bar = ProgressBar("encode", nbytes, "B", show=progress)
     encoder = Encoder(bpe, ids[END_OF_TEXT], bar)
