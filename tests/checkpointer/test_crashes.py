@@ -17,7 +17,7 @@ import itertools, random, sys, threading
 from pathlib import Path
 import torch
 from faults.children import Child
-from faults.saving import holds, save_step, saves_again
+from faults.saving import holds, resume, save_step, saves_again
 from npydata import AsyncCheckpointer
 
 times, seed, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 chance, pause = random.Random(seed), threading.Event()
 
 def save_for_ever(report, first):
+    resume(root)
     keeper = AsyncCheckpointer(keep_last=2)
     for step in itertools.count(first):
         name = f"step{step}" if step % 3 == 0 else f"reused{step % 2}"
