@@ -318,10 +318,10 @@ PREPARE = Command(
     description="""\
 Turn text into a token file that npydata, and every tool that reads .npy, can train from.
 
-TEXT is a file, a folder (read recursively and in sorted order; hidden entries, symbolic links,
-binary files and what prepare wrote are skipped) or a pattern such as 'data/*.txt'. Every file is
-one document, and the token <|endoftext|> follows each. The tokenizer is saved beside the token
-file.
+TEXT is a file, a folder (read recursively and in sorted order; hidden entries, symbolic links and
+what prepare wrote are skipped) or a pattern such as 'data/*.txt'. A warning counts the files in
+them that hold NUL bytes, which are left out. Every file is one document, and the token
+<|endoftext|> follows each. The tokenizer is saved beside the token file.
 
 The text may be larger than memory. A byte that is not UTF-8 becomes U+FFFD, and the last line says
 how many there were. The same text always gives the same file. If the run fails or is killed, the
@@ -336,7 +336,7 @@ token file is what it was before.""",
         },
         "--tokenizer": {
             "metavar": "FILE.json",
-            "help": "use this tokenizer instead of training one",
+            "help": "use this tokenizer instead of training one; it must have <|endoftext|>",
         },
         "--vocab-size": {
             "type": int,

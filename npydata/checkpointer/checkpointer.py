@@ -341,6 +341,8 @@ class Save:
         except BaseException as error:
             if isinstance(error, OSError):
                 name_file(error, self.folder)
+            if isinstance(error, CheckpointError) and str(self.folder) not in str(error):
+                error.args = (f"{self.folder}: {error}",)
             self.error = error
         finally:
             self.snapshot.join()

@@ -47,7 +47,7 @@ LATEST = "latest"
 MAX_TRIES = 100
 """How often to try a name that other processes take and free."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 INCONCLUSIVE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
 """Errors of the machine or the disk, which leave open whether there is a checkpoint."""
 DENIED = {errno.EACCES, errno.EPERM}
@@ -288,15 +288,15 @@ def name_latest(folder: Path) -> None:
 def remove_checkpoint(folder: Path, known: Manifest | None = None) -> None:
     """Remove a checkpoint: a first step makes it no checkpoint, then its files are deleted.
 
-    One that holds other files stays. ``known`` is the manifest that it was committed with; without
-    it, whatever checkpoint has the name is removed.
+    One that holds other files stays, and so does a link. ``known`` is the manifest that it was
+    committed with; without it, whatever checkpoint has the name is removed.
 
     Raises:
         CheckpointError: Another one has taken its name meanwhile, and stays.
         OSError: It can't be removed, and stays.
     """
     doomed, known = new_temporary(folder.parent), known or read_manifest(folder)
-    if foreign_files(folder):
+    if folder.is_symlink() or foreign_files(folder):
         return
     try:
         folder.rename(doomed)
@@ -340,8 +340,8 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     if (root / MANIFEST).is_file() and (root / TRAINING).is_file():
         raise CheckpointError(f"{root}: is a checkpoint, expected the folder that it is in")
     named = named_latest(root)
-    if named is not None and not named.is_symlink():
-        with suppress_missing(INCONCLUSIVE | DENIED):
+    with suppress_missing(INCONCLUSIVE | DENIED):
+        if named is not None and not named.is_symlink():
             check_sizes(named, read_manifest(named))
             return named
     found = list_checkpoints(root)

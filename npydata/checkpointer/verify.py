@@ -153,7 +153,7 @@ def kind_of(path: Path, names: list[str]) -> str | None:
 
 def step_in(name: str) -> int | None:
     """Return the step in a name, if there is one."""
-    steps = STEP.findall(name) or re.findall(r"(?<![\d=.])(\d+)(?:\.\w+)?$", name)
+    steps = STEP.findall(name) or re.findall(r"(?:^|(?<!-of)[-_]|epoch)(\d+)(?:\.\w+)?$", name)
     return int(steps[-1]) if steps and len(steps[-1]) < 19 else None
 
 

@@ -6,6 +6,7 @@ import re
 import stat
 import sys
 import sysconfig
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from io import TextIOWrapper
@@ -40,8 +41,8 @@ SPAN_BYTES = 64 << 10
 """The training sample is taken in spans of this many bytes."""
 PYTHON_CORPUS_SKIPS = ("site-packages", "dist-packages")
 """Folders inside the standard library's that hold third-party packages."""
-BESIDE_TOKENS = (".tokenizer.json", f".npy{RECORD_SUFFIX}")
-"""How the files end that ``prepare`` writes beside a token file."""
+OUTPUTS = (".npy", ".tokenizer.json", f".npy{RECORD_SUFFIX}")
+"""How the files end that ``prepare`` writes."""
 WHOLE_WORDS = re.compile(r".*\S(?= \S)|.*\S(?=\s\S)", re.DOTALL)
 """Ends before a space between words, where a byte-level BPE splits anyway: cutting there changes no
 token. Where there is none, before a newline or tab."""
@@ -121,7 +122,11 @@ def prepare(
         bpe = load_tokenizer(tokenizer)
     ids = bpe.get_vocab(with_added_tokens=True)
     if END_OF_TEXT not in ids:
-        raise NpyDataError(f"{tokenizer}: has no token {END_OF_TEXT}, expected one a document")
+        raise NpyDataError(
+            f"{tokenizer}: has no token {END_OF_TEXT}, expected one to end each document: add it "
+            "with tokenizers' add_special_tokens, or encode the text yourself and use "
+            "npydata.write_tokens"
+        )
     largest, nbytes = max(ids.values()), sum(file.nbytes for file in files)
     bar = ProgressBar("encode", nbytes, "B", show=progress)
     encoder = Encoder(bpe, ids[END_OF_TEXT], bar)
@@ -164,16 +169,17 @@ def list_sources(
     """Return the text files that ``names`` (files, folders, patterns) refer to.
 
     Names keep their order. A folder is read recursively and sorted by path; hidden entries,
-    symbolic links, empty and binary files in it are skipped. What ``prepare`` writes beside token
-    files is read only if named itself. A file named twice is read once. In folders, only names that
-    end in ``suffix`` count, and folders named in ``skip_folders`` are not entered.
+    symbolic links and empty files in it are skipped, and so are files with NUL bytes: a warning
+    counts them, unless there is a ``suffix``. What ``prepare`` writes is read only if named itself.
+    A file named twice is read once. In folders, only names that end in ``suffix`` count, and
+    folders named in ``skip_folders`` are not entered.
 
     Raises:
         OSError: A name does not exist, or any file or folder cannot be read.
         NpyDataError: A pattern matches nothing, or a file given by name is binary.
     """
     seen = set()
-    files = []
+    files, binary = [], []
     for name in names:
         if not os.fspath(name):  # Path("") is the current folder, all of it
             raise NpyDataError("an empty name was given, expected a file, folder or pattern")
@@ -183,7 +189,7 @@ def list_sources(
             if not roots:
                 raise NpyDataError(f"{os.fspath(name)}: no file matches this pattern")
         for path in chain(*(walk(r, suffix, skip_folders) if r.is_dir() else [r] for r in roots)):
-            is_ours = path.name.endswith(BESIDE_TOKENS) and path != Path(name)
+            is_ours = path.name.endswith(OUTPUTS) and path != Path(name)
             if is_ours or (real := os.path.realpath(path)) in seen:
                 continue
             seen.add(real)
@@ -193,8 +199,16 @@ def list_sources(
                 nul_at = file.read(HEAD_BYTES).find(b"\0")
             if nul_at >= 0 and path == Path(name):
                 raise NpyDataError(f"{path}: byte {nul_at} is NUL, expected UTF-8 text")
-            if nul_at < 0 and (nbytes := path.stat().st_size):
+            if nul_at >= 0:
+                binary.append(path)
+            elif nbytes := path.stat().st_size:
                 files.append(Source(path, nbytes))
+    if binary and not suffix:
+        warnings.warn(
+            f"left out {len(binary)} file{'s' * (len(binary) > 1)} with NUL bytes, such as "
+            f"{binary[0]}: expected UTF-8 text",
+            stacklevel=3,
+        )
     return files
 
 

@@ -21,9 +21,8 @@ from npydata.checkpointer.snapshot import Snapshot
 from npydata.checkpointer.state import TrainingState, encode_training, serialized
 from npydata.checkpointer.writer import write_files
 from npydata.distributed.coordinator import LEAVE_S, Coordinator, RankError, ShardingConfig
-from npydata.errors import CheckpointError
 from npydata.reader.formats.training import PARTS, TRAINING, FileEntry, encode
-from npydata.system.atomic import sync_folder
+from npydata.system.atomic import new_temporary, sync_folder
 
 
 class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
@@ -130,7 +129,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
             save = Save(
                 snapshot,
                 folder,
-                lambda: with_outcome(coordinator, temporary, folder, write),
+                lambda: with_outcome(coordinator, temporary, write),
                 self.stats,
                 begun,
             )
@@ -167,7 +166,7 @@ def write_share(
     return entries
 
 
-def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write: Any) -> None:
+def with_outcome(coordinator: Coordinator, temporary: Path, write: Any) -> None:
     """Call ``write``, and exchange its outcome with the other ranks.
 
     Raises:
@@ -190,9 +189,8 @@ def with_outcome(coordinator: Coordinator, temporary: Path, folder: Path, write:
     if failed is None:
         return
     if coordinator.rank:  # rank 0's removal may have raced with this rank's writes
-        shutil.rmtree(temporary, ignore_errors=True)
-    if isinstance(failed, CheckpointError):
-        raise type(failed)(f"{folder}: {failed}") from failed.__cause__
+        with suppress(OSError):  # renamed first: rank 0 can't commit what is half removed
+            shutil.rmtree(temporary.rename(new_temporary(temporary.parent)), ignore_errors=True)
     raise failed
 
 

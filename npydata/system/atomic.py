@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
-TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d+)-(\d+)-[0-9a-f]{12}\.npydata-tmp")
+TEMPORARY = re.compile(r"\.(\w{8})-(\w{8})-(\w{8})-(\d{1,9})-(\d+)-[0-9a-f]{12}\.npydata-tmp")
 """Host, boot, PID namespace, process, its start time, and a random number."""
 STALE_S = 3600
 """After this long without a change, a temporary of another machine counts as a dead one's."""
@@ -37,17 +37,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: is a folder, device or pipe, expected the name of a file")
     clear_stale(path.parent)
-    temporary = new_temporary(path.parent)
+    temporary, owner = new_temporary(path.parent), os.getpid()
     try:
         with open(temporary, "x+b", opener=partial(os.open, mode=0o600)) as file:
-            yield file
+            try:
+                yield file
+            finally:
+                if os.getpid() != owner:  # a forked process has this frame, but not its job
+                    file.raw.close()  # what the buffer holds is its parent's to write
             file.flush()
             make_public(file.fileno())
             os.fsync(file.fileno())
             temporary.replace(path)
     except BaseException as error:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        if os.getpid() == owner:
+            temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
     sync_folder(path.parent)
@@ -118,7 +122,7 @@ def clear_stale(parent: Path) -> None:
         host, boot, space, process, start = name.groups()
         with suppress(OSError):
             if (host, boot, space) == this_machine():
-                live = start_ticks(int(process)) == int(start)
+                live = start_ticks(int(process)) in (0, int(start))
             elif host == this_machine()[0] and boot != this_machine()[1]:
                 live = False
             else:
@@ -150,12 +154,15 @@ def this_machine() -> tuple[str, str, str]:
 
 
 def start_ticks(process: int) -> int | None:
-    """Return when a process began, in ticks since the boot; None if it is dead."""
-    try:
+    """Return when a process began, in ticks since the boot; 0 if it is hidden, None if dead."""
+    with suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])
-    except OSError:
-        return None if Path("/proc/self/stat").exists() else 0
+    with suppress(ProcessLookupError):
+        with suppress(PermissionError):  # another user's
+            os.kill(process, 0)
+        return 0
+    return None
 
 
 def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:

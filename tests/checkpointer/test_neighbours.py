@@ -1,5 +1,6 @@
 """Copies, links, notes and other runs beside checkpoints: a save takes none of them for its own."""
 
+import os
 import shutil
 
 import pytest
@@ -75,6 +76,14 @@ def test_a_run_that_has_begun_stays_itself_whatever_it_loads(tmp_path, in_anothe
     assert names_in(tmp_path) == ["b", "latest", "theirs"]
 
 
+def test_a_forked_process_does_not_continue_the_run_that_its_parent_loaded(tmp_path, monkeypatch):
+    saved(tmp_path / "a", 1)
+    load_checkpoint(tmp_path / "a")
+    monkeypatch.setattr(os, "getpid", os.getppid)  # another one that is alive
+    saved(tmp_path / "b", 2, keep_last=1)
+    assert (tmp_path / "a").exists()
+
+
 def test_a_folder_whose_manifest_is_gone_is_not_replaced(tmp_path):
     saved(tmp_path / "c", 1)
     (tmp_path / "c" / "manifest.json").unlink()
@@ -99,6 +108,13 @@ def test_somebody_s_file_in_a_checkpoint_is_named_and_kept(tmp_path, name):
     assert tree_of(tmp_path / "c") == before
 
 
+def test_a_checkpoint_that_a_link_leads_to_is_not_removed(tmp_path):
+    saved(tmp_path / "c", 1)
+    (tmp_path / "link").symlink_to("c")
+    commit.remove_checkpoint(tmp_path / "link")
+    assert loaded_step(tmp_path / "c") == 1
+
+
 def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypatch):
     saved(tmp_path / "c", 1)
     real = commit.exchange
@@ -115,6 +131,12 @@ def test_a_file_that_comes_at_the_last_moment_is_kept_as_well(tmp_path, monkeypa
     assert (tmp_path / "c" / "notes.txt").read_text() == "years of work"
     assert names_in(tmp_path) == ["c", "latest"]
     assert loaded_step(tmp_path / "c") == 1
+
+
+def test_a_latest_that_is_too_long_for_a_name_hides_no_checkpoint(tmp_path):
+    saved(tmp_path / "c", 1)
+    (tmp_path / "latest").write_text("x" * 3000)
+    assert latest_checkpoint(tmp_path) == tmp_path / "c"
 
 
 LINKS = ["c/model.safetensors", "c", "nowhere", "latest", "/dev/null", "/dev/full"]

@@ -201,7 +201,8 @@ def test_a_change_outside_of_the_protected_step_fails_the_save_by_name(
     change()
     copy_gate.open()
     optimizer.step()
-    with pytest.raises(CheckpointError, match=f"{'|'.join(model.state_dict())}: was changed"):
+    changed = f"{tmp_path / 'a'}: ({'|'.join(model.state_dict())}): was changed"
+    with pytest.raises(CheckpointError, match=changed):
         keeper.wait()
     assert list(tmp_path.iterdir()) == []
     keeper.save(tmp_path / "a", model.state_dict())

@@ -139,6 +139,12 @@ def test_exported_weights_are_not_what_to_resume_from(tmp_path):
     assert [one.path.name for one in scan(tmp_path)] == ["step-5", "export.safetensors"]
 
 
+def test_a_number_within_a_word_and_one_of_shards_are_no_step(tmp_path):
+    for name in ("ckpt_12.pt", "epoch8.pt", "init_fp16.pt", "model-00001-of-00002.pt"):
+        (tmp_path / name).touch()
+    assert {one.step for one in scan(tmp_path)} == {12, 8, None}
+
+
 def test_a_damaged_checkpoint_changes_nothing_in_the_order_of_the_others(tmp_path):
     for step in (100, 50, 10):
         ours(tmp_path, step)

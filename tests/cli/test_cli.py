@@ -96,7 +96,7 @@ BAD_INPUT = {
     "prepare t.txt -o x.npy --row-len 1000000": "expected at least a row of 1000000",
     "prepare t.txt -o x.npy --tokenizer no-such.json": "no-such.json",
     "prepare t.txt -o x.npy --tokenizer t.txt": "not a tokenizer",
-    "prepare t.txt -o x.npy --tokenizer bare.json": "has no token <|endoftext|>",
+    "prepare t.txt -o x.npy --tokenizer bare.json": "encode the text yourself and use npydata.write",
     "trace --steps 0 t.txt": "steps=0",
     "inspect": "FILE",
     "inspect no-such.npy": "no-such.npy: No such file or directory",
@@ -171,6 +171,7 @@ def test_prepare_says_in_a_line_what_it_made_and_reads_python_s_and_torch_s_own_
     for name in ("stdlib/a.py", "stdlib/notes.txt", "stdlib/site-packages/b.py", "torch/c.py"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(f"{name}\n")
+    Path("torch/binary.py").write_bytes(b"\0")
     monkeypatch.setattr(prepare_module, "python_corpus", lambda: [Path("stdlib"), Path("torch")])
     assert main(shlex.split("prepare --corpus python -q -o o.npy --vocab-size 300")) == 0
     tokens, captured = np.load("o.npy"), capsys.readouterr()

@@ -68,10 +68,12 @@ def test_sources_are_files_folders_and_patterns_in_order(capsys):
         (["r"], "first |second |third |"),
         (["r"], "first |second |third |"),  # its own output is not read the next time
         (["r/b.txt", "r"], "third |first |second |"),
-        (["r/*.[td]*", "r/link.txt"], "first |third |no|"),
+        (["r/*.[tdp]*", "r/link.txt"], "first |third |no|"),
     ):
         run("prepare", *given, "-o", "r/o.npy", "--vocab-size", 300, "-q")
         assert text_of("r/o.npy") == expected
+        left_out = "warning: left out 1 file with NUL bytes, such as r/image.png: expected UTF-8"
+        assert left_out in capsys.readouterr().err
     for wrong, message in (
         ("r/image.png", "byte 0 is NUL"),
         ("", "an empty name"),

@@ -3,10 +3,12 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from ranks.states import group, mesh, save_step
 
 from npydata import AsyncCheckpointer, CheckpointError, latest_checkpoint
 from npydata.distributed.coordinator import Coordinator
+from npydata.distributed.save import with_outcome
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -214,3 +217,13 @@ def test_a_rank_that_does_not_come_is_named_and_a_new_group_at_the_store_saves(t
     assert holds(tmp_path, 2) == 2
     assert latest_checkpoint(tmp_path) == tmp_path / "again"
     assert not (tmp_path / "late").exists()
+
+
+def test_a_rank_that_gives_up_deletes_nothing_where_rank_0_may_still_commit(tmp_path, monkeypatch):
+    shared, remove = tmp_path / "shared", Mock()
+    shared.mkdir()
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    with pytest.raises(CheckpointError, match="rank 0 did not answer"):
+        with_outcome(Mock(rank=1, timeout_s=1), shared, print)
+    assert remove.called
+    assert not shared.exists()

@@ -4,8 +4,10 @@ import errno
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from faults.children import Child
 
 from npydata.system import atomic
 from npydata.system.atomic import replacing, replacing_folder
@@ -55,8 +57,14 @@ def killed_while_it_writes(path, write_one):
 
 
 @pytest.mark.parametrize("write_one", [write, write_folder])
-def test_what_a_killed_writer_left_is_removed_and_a_living_ones_stays(tmp_path, write_one):
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_a_killed_writer_left_is_removed_and_a_living_ones_stays(
+    tmp_path, monkeypatch, write_one, hidden
+):
     left = killed_while_it_writes(tmp_path / "a", write_one)
+    if hidden:  # by /proc's option hidepid, or in a PID namespace without a /proc of its own
+        atomic.this_machine()  # remembered from here on
+        monkeypatch.setattr(Path, "read_text", Mock(side_effect=FileNotFoundError))
     with replacing(tmp_path / "b") as living:
         write_one(tmp_path / "c")
         living.write(b"new")
@@ -73,6 +81,14 @@ def test_nothing_goes_that_a_link_leads_to_which_is_named_like_a_temporary(tmp_p
         left.symlink_to(target)
         write(tmp_path / "a")
     assert (tmp_path / "other" / "file").read_bytes() == b"other"
+
+
+def test_a_forked_process_that_leaves_the_block_changes_nothing_of_its_parents(tmp_path):
+    block = replacing(tmp_path / "a")
+    block.__enter__().write(b"new")
+    Child(lambda report: block.__exit__(None, None, None)).end()
+    block.__exit__(None, None, None)
+    assert (tmp_path / "a").read_bytes() == b"new"
 
 
 def test_a_link_is_followed_and_stays_a_link(tmp_path):

@@ -51,7 +51,7 @@ FILE_NAME = re.compile(
     r"(model|optimizer)(/rank_\d{1,9}(-\d{1,9})?)?\.safetensors|rng/rank_\d{1,9}\.json|" + TRAINING
 )
 
-_loaded_runs: dict[str, str] = {}
+_loaded_runs: dict[tuple[int, str], str] = {}
 
 
 # The manifest
@@ -217,12 +217,12 @@ def checksums(content: bytes | memoryview) -> tuple[int, ...]:
 
 def continue_run(folder: Path, manifest: Manifest) -> None:
     """Note that this process has loaded a checkpoint: its saves beside it continue that run."""
-    _loaded_runs[os.path.realpath(folder.parent)] = manifest.run
+    _loaded_runs[os.getpid(), os.path.realpath(folder.parent)] = manifest.run
 
 
 def loaded_run(root: Path) -> str | None:
     """Return the run of the checkpoint in ``root`` that this process loaded last."""
-    return _loaded_runs.get(os.path.realpath(root))
+    return _loaded_runs.get((os.getpid(), os.path.realpath(root)))
 
 
 # Typed JSON

@@ -32,6 +32,7 @@ def save_step(checkpointer, folder, step, elements=ELEMENTS):
 
 def save_for_ever(report, root, first, elements=ELEMENTS):
     """Save one step after the other, into new folders and into old ones, and report each."""
+    resume(root)
     keeper = AsyncCheckpointer(keep_last=2)
     for step in itertools.count(first):
         name = f"step{step}" if step % 3 == 0 else f"reused{step % 2}"
