@@ -91,13 +91,15 @@ class SaveCheckpoints(Checkpoint):
 
     Args:
         root: The folder of this run's checkpoints.
-        every_n_train_steps: Optimizer steps between checkpoints; the last step is saved as well.
+        every_n_train_steps: Optimizer steps between checkpoints; the last step is saved as well,
+            unless a run stops early.
         keep_last: How many of the newest of its own to keep; ``None`` keeps all.
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
     It installs :class:`AsyncCheckpointIO`, unless the trainer has one. Lightning itself saves no
-    random generators: without this callback a resumed run draws other dropout masks. Of several
-    ranks, only the first has its generators restored.
+    random generators: without this callback a resumed run draws other dropout masks. With it, a
+    validation leaves the generators as they were. Of several ranks, only the first has its
+    generators restored.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class SaveCheckpoints(Checkpoint):
         self._io = AsyncCheckpointIO(keep_last=keep_last, snapshot=snapshot)
         self._saved, self.keep_last = 0, keep_last
         self._rng: dict[str, Any] | None = None
+        self._after_step: dict[str, Any] | None = None
 
     def latest(self) -> str | None:
         """Return the newest checkpoint, to pass as ``ckpt_path=``; ``None`` if there is none."""
@@ -127,7 +130,7 @@ class SaveCheckpoints(Checkpoint):
         if not isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
             trainer.strategy.checkpoint_io = self._io
             self._io.checkpointer.keep_last = None  # others may save through it, too
-        self._saved = 0
+        self._saved, self._after_step = 0, None
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Restore the random generators before the first step of a resumed run."""
@@ -137,6 +140,8 @@ class SaveCheckpoints(Checkpoint):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Save if a checkpoint is due, or at the last step."""
+        # Here already: a validation's DataLoader draws its seed before ``on_validation_start``.
+        self._after_step = capture_rng() if trainer.enable_validation else None
         step, last = trainer.global_step, trainer.estimated_stepping_batches
         if step == self._saved or (step % self.every_n_train_steps and step < last):
             return
@@ -147,6 +152,11 @@ class SaveCheckpoints(Checkpoint):
             trainer.save_checkpoint(self.root / f"step-{step:06d}")
         finally:
             writer.checkpointer.keep_last = others
+
+    def on_validation_end(self, *_: Any) -> None:
+        """Restore the random generators of the last step: a resumed run skips its validation."""
+        if self._after_step is not None:
+            restore_rng(self._after_step)
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         """Wait until the last checkpoint is on the disk."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from npydata.checkpointer.checkpointer import SnapshotMode
 from npydata.checkpointer.commit import latest_checkpoint
@@ -76,8 +77,10 @@ class SaveCheckpoints(TrainerCallback):
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
     Model, optimizer, learning rate schedule and the Trainer's own state are saved; the Trainer
-    finds the next batches by counting. A step's checkpoint is written when the next one begins,
-    after an evaluation. For one process or DDP, where rank 0 saves, and gets its generators back.
+    finds the next batches by counting. States of other callbacks are not: an
+    ``EarlyStoppingCallback`` counts anew. A step's checkpoint is written when the next step or
+    epoch begins, after an evaluation. For one process or DDP, where rank 0 saves, and gets its
+    generators back.
     """
 
     def __init__(
@@ -137,6 +140,14 @@ class SaveCheckpoints(TrainerCallback):
         self._state = None
         if state.global_step % self.every_n_steps == 0:
             self._save(state, **kwargs)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Do the same before a new epoch draws its order, as the end of training may save there."""
+        # Without a length, the epoch is a share of ``max_steps``.
+        if not (state.epoch or 0) % 1 and has_length(kwargs["train_dataloader"]):
+            self.on_step_begin(args, state, control, **kwargs)
 
     def _save(self, state: TrainerState, **kwargs: Any) -> None:
         """Save the step that was just taken, unless it is saved."""

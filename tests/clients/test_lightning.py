@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from npydata import (
     AsyncDataLoader,
@@ -40,6 +41,9 @@ class Module(LightningModule):
         self.seen.append((batch[0].tolist(), loss.item()))
         return loss
 
+    def validation_step(self, batch, index):
+        self.model(*batch)
+
 
 class StopAt(Callback):
     def __init__(self, step):
@@ -58,6 +62,7 @@ def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, dropout=True, 
         options["shuffle"] = False
     else:
         dataset = MmapDataset(path, SEQ_LEN, stride=SEQ_LEN)
+    validated = DataLoader(dataset, 4) if options.pop("validated", False) else None
     loader = AsyncDataLoader(dataset, 4, seed=9, **{"shuffle": True, **options})
     trainer = Trainer(
         max_epochs=epochs,
@@ -70,7 +75,7 @@ def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, dropout=True, 
         enable_model_summary=False,
     )
     try:
-        trainer.fit(module, loader, ckpt_path=ckpt_path)
+        trainer.fit(module, loader, validated, ckpt_path=ckpt_path)
     except Interrupted:
         trainer.strategy.checkpoint_io.teardown()
     return module
@@ -78,15 +83,14 @@ def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, dropout=True, 
 
 @pytest.mark.parametrize("stop, every", [(5, 3), (15, 7), (11, 10)],
                          ids=["first epoch", "second epoch", "between"])  # fmt: skip
-@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"random": True}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"random": True}, {"validated": True}])
 def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
     tokens, tmp_path, stop, every, options
 ):
-    whole = fit(tokens, **options)
+    def callback(folder="run"):
+        return SaveCheckpoints(tmp_path / folder, every_n_train_steps=every, keep_last=2)
 
-    def callback():
-        return SaveCheckpoints(tmp_path / "run", every_n_train_steps=every, keep_last=2)
-
+    whole = fit(tokens, [callback("whole")], **options)
     first = fit(tokens, [callback(), StopAt(stop)], **options)
     assert first.seen == whole.seen[:stop]
     torch.manual_seed(99)

@@ -38,7 +38,7 @@ def gpt2():
 
 
 class Watch(transformers.TrainerCallback):
-    """Notes each loss that is logged, and ends the run after a step."""
+    """Notes each loss that is logged, and ends the run after a step: between epochs, in order."""
 
     def __init__(self, stop_at=None):
         self.stop_at, self.losses = stop_at, {}
@@ -49,7 +49,9 @@ class Watch(transformers.TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         if state.global_step == self.stop_at:
-            raise Interrupted
+            if state.epoch % 1:
+                raise Interrupted
+            control.should_training_stop = True
 
 
 class Trainer(transformers.Trainer):
@@ -144,9 +146,11 @@ def test_a_run_resumed_by_the_trainer_is_the_uninterrupted_one(
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 5}
 
 
-@pytest.mark.parametrize("stop_at, every, options",
-                         [(7, 5, {}), (14, 4, {}), (12, 10, {}), (7, 5, EVALUATED)],
-                         ids=["first epoch", "second epoch", "between", "evaluated"])  # fmt: skip
+@pytest.mark.parametrize(
+    "stop_at, every, options",
+    [(7, 5, {}), (14, 4, {}), (12, 10, {}), (10, 5, {}), (7, 5, EVALUATED)],
+    ids=["first epoch", "second epoch", "between", "ended", "evaluated"],
+)
 def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
     tokens, tmp_path, stop_at, every, options
 ):
@@ -178,6 +182,32 @@ def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
     opened = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "copy")
     assert newest.name == "step-000020"
     assert same_bits(opened.state_dict(), whole.model.state_dict())
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
+def test_a_longer_run_over_a_stream_goes_on_where_the_shorter_one_ended(tokens, tmp_path):
+    def run(folder, steps):
+        save = SaveCheckpoints(tmp_path / folder, every_n_steps=9)
+        made, _ = trainer(
+            tmp_path / "unused",
+            Stream(sequential(tokens)),
+            callbacks=[save],
+            save_strategy="no",
+            max_steps=steps,
+            lr_scheduler_type="constant",
+        )
+        made.train(resume_from_checkpoint=save.latest())
+        return made.model.state_dict()
+
+    run("run", 4)
+    assert same_bits(run("run", 7), run("whole", 7))
 
 
 def test_what_the_callback_cannot_resume_from_is_refused(tmp_path):
