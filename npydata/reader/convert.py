@@ -87,7 +87,8 @@ def convert(
 def chosen(checkpoint: Any, prefix: str) -> tuple[dict[str, TensorSpec], dict[str, str]]:
     """Return the tensors whose names begin with ``prefix``, without it, and the ties among them."""
     specs, ties = {}, {}
-    checkpoint._chosen(None, prefix)  # refuses a prefix that is wrong
+    if prefix:  # a wrong one is refused
+        checkpoint._chosen(None, prefix)
     for names in checkpoint._alias_groups.values():
         kept = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         if not kept:

@@ -9,7 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     After a kill or a power cut, ``path`` is the old file or the whole new one: the data is flushed
     before the rename, and the folder after it. An error in the block removes the temporary; a kill
-    leaves it (``.*.npydata-tmp``, mode 0600), and the next write into the same folder removes it. A
+    leaves it (``.*.npydata-tmp``, mode 0700), and the next write into the same folder removes it. A
     link is followed and its target replaced.
 
     Raises:
@@ -37,21 +37,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: is a folder, device or pipe, expected the name of a file")
     clear_stale(path.parent)
-    temporary, owner = new_temporary(path.parent), os.getpid()
+    owner = os.getpid()
     try:
-        with open(temporary, "x+b", opener=partial(os.open, mode=0o600)) as file:
+        with temporary_folder(path.parent) as folder, open(folder / path.name, "x+b") as file:
             try:
                 yield file
             finally:
                 if os.getpid() != owner:  # a forked process has this frame, but not its job
                     file.raw.close()  # what the buffer holds is its parent's to write
             file.flush()
-            make_public(file.fileno())
             os.fsync(file.fileno())
-            temporary.replace(path)
+            (folder / path.name).replace(path)
     except BaseException as error:
-        if os.getpid() == owner:
-            temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
     sync_folder(path.parent)

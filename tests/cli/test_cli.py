@@ -96,7 +96,7 @@ BAD_INPUT = {
     "prepare t.txt -o x.npy --row-len 1000000": "expected at least a row of 1000000",
     "prepare t.txt -o x.npy --tokenizer no-such.json": "no-such.json",
     "prepare t.txt -o x.npy --tokenizer t.txt": "not a tokenizer",
-    "prepare t.txt -o x.npy --tokenizer bare.json": "encode the text yourself and use npydata.write",
+    "prepare t.txt -o x.npy --tokenizer bare.json": "the text yourself and use npydata.write",
     "trace --steps 0 t.txt": "steps=0",
     "inspect": "FILE",
     "inspect no-such.npy": "no-such.npy: No such file or directory",

@@ -76,8 +76,8 @@ def test_nothing_goes_that_a_link_leads_to_which_is_named_like_a_temporary(tmp_p
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_bytes(b"other")
     left = killed_while_it_writes(tmp_path / "a", write)
+    write(tmp_path / "a")
     for target in (tmp_path / "other", tmp_path / "other" / "file"):
-        left.unlink(missing_ok=True)
         left.symlink_to(target)
         write(tmp_path / "a")
     assert (tmp_path / "other" / "file").read_bytes() == b"other"
