@@ -6,7 +6,6 @@ import re
 import stat
 import sys
 import sysconfig
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from io import TextIOWrapper
@@ -21,7 +20,7 @@ from npydata.dataset.token_file import write_tokens
 from npydata.dataset.windows import TokenArray
 from npydata.errors import NpyDataError
 from npydata.system.atomic import replacing
-from npydata.system.progress import ProgressBar, human_bytes, printable
+from npydata.system.progress import ProgressBar, human_bytes, printable, warn_caller
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -197,17 +196,17 @@ def list_sources(
                 raise NpyDataError(f"{path}: not a regular file, expected a text file or a folder")
             with open(path, "rb") as file:
                 nul_at = file.read(HEAD_BYTES).find(b"\0")
-            if nul_at >= 0 and path == Path(name):
+            if nul_at < 0:
+                if nbytes := path.stat().st_size:
+                    files.append(Source(path, nbytes))
+            elif path == Path(name):
                 raise NpyDataError(f"{path}: byte {nul_at} is NUL, expected UTF-8 text")
-            if nul_at >= 0:
+            else:
                 binary.append(path)
-            elif nbytes := path.stat().st_size:
-                files.append(Source(path, nbytes))
     if binary and not suffix:
-        warnings.warn(
+        warn_caller(
             f"left out {len(binary)} file{'s' * (len(binary) > 1)} with NUL bytes, such as "
-            f"{binary[0]}: expected UTF-8 text",
-            stacklevel=3,
+            f"{binary[0]}: expected UTF-8 text"
         )
     return files
 

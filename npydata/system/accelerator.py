@@ -36,7 +36,7 @@ def why_unusable(device: Any) -> str | None:
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        why = str(error).split("\n")[0].strip()
+        why = str(error).split("\n")[0]
     else:
         count = device_count(wanted.type)
         if wanted.type in ("cpu", "meta") or (wanted.index or 0) < count:

@@ -9,7 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     After a kill or a power cut, ``path`` is the old file or the whole new one: the data is flushed
     before the rename, and the folder after it. An error in the block removes the temporary; a kill
-    leaves it (``.*.npydata-tmp``, mode 0700), and the next write into the same folder removes it. A
+    leaves it (``.*.npydata-tmp``, mode 0600), and the next write into the same folder removes it. A
     link is followed and its target replaced.
 
     Raises:
@@ -37,18 +37,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if path.exists() and not path.is_file():
         raise OSError(f"{path}: is a folder, device or pipe, expected the name of a file")
     clear_stale(path.parent)
-    owner = os.getpid()
+    temporary, owner = new_temporary(path.parent), os.getpid()
     try:
-        with temporary_folder(path.parent) as folder, open(folder / path.name, "x+b") as file:
+        with open(temporary, "x+b", opener=partial(os.open, mode=0o600)) as file:
             try:
                 yield file
             finally:
                 if os.getpid() != owner:  # a forked process has this frame, but not its job
                     file.raw.close()  # what the buffer holds is its parent's to write
             file.flush()
+            make_public(file.fileno())
             os.fsync(file.fileno())
-            (folder / path.name).replace(path)
+            temporary.replace(path)
     except BaseException as error:
+        if os.getpid() == owner:
+            temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
     sync_folder(path.parent)
@@ -74,7 +77,6 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield folder
             for file in folder.iterdir():
                 with open(file, "rb") as written:
-                    make_public(written.fileno())
                     os.fsync(written.fileno())
             sync_folder(folder)
             make_public(folder, 0o777)
@@ -124,8 +126,7 @@ def clear_stale(parent: Path) -> None:
                 live = False
             else:
                 os.utime(parent)
-                paths = [entry, *entry.rglob("*")] if entry.is_dir() else [entry]
-                newest = max(path.lstat().st_mtime for path in paths)
+                newest = max(path.lstat().st_mtime for path in (entry, *entry.rglob("*")))
                 live = parent.stat().st_mtime - newest < STALE_S
             if not live:
                 doomed = entry.rename(new_temporary(parent))
@@ -155,11 +156,13 @@ def start_ticks(process: int) -> int | None:
     with suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else int(fields[19])
-    with suppress(ProcessLookupError):
-        with suppress(PermissionError):  # another user's
-            os.kill(process, 0)
-        return 0
-    return None
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:  # another user's
+        pass
+    return 0
 
 
 def wrong_suffix(path: str | os.PathLike[str], expected: str) -> str | None:

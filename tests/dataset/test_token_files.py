@@ -274,7 +274,7 @@ def test_a_killed_writer_held_one_chunk_leaves_no_file_and_the_next_one_cleans_u
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         early, late = (int(child.stdout.readline()) for _ in range(2))
         (partial,) = tmp_path.glob(".*.npydata-tmp")
-        assert partial.stat().st_mode & 0o777 == 0o700
+        assert partial.stat().st_mode & 0o777 == 0o600
         child.send_signal(signal.SIGKILL)
     assert late - early < 8 << 10  # KiB; 100 MB were written
     assert not target.exists()
