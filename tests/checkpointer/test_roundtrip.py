@@ -43,6 +43,7 @@ def loaded(folder, model, optimizer=None, **options):
 
 VIEWS = {
     "another dtype": lambda t: t.view(torch.int32),
+    "negative by a flag": torch._neg_view,
     "expanded": lambda t: t[:1].expand(6, 7),
     "permuted": lambda t: t.reshape(2, 3, 7).permute(2, 0, 1),
     "channels last": lambda t: t.reshape(1, 2, 3, 7).to(memory_format=torch.channels_last),
