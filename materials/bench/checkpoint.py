@@ -89,7 +89,7 @@ def dcp_saver(
         False,
     )
     stager = {"async_stager": DefaultStager(StagingOptions(**plain))} if reused else {}
-    uploads: list[Any] = []
+    uploads = []
 
     def save(folder):
         if background:
@@ -265,9 +265,7 @@ def state_of(megabytes):
     return make_state(megabytes * MIB)
 
 
-@cache
-def tiny_of(count):
-    return tiny_state(count)
+tiny_of = cache(tiny_state)
 
 
 def tiny(row, args):

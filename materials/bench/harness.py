@@ -175,7 +175,7 @@ def measure(bench, args):
             rows += measure_section(bench, own, args)
         except Skip as why:
             notes.append(f"{section}: {why}")
-    result = {
+    return {
         "benchmark": bench.name,
         "machine": machine_facts(args.dir),
         "settings": {
@@ -187,7 +187,6 @@ def measure(bench, args):
         "verdicts": [verdict for one in bench.targets for verdict in judge(one, rows)],
         "notes": notes + (changes(rows) if args.against else []),
     }
-    return result
 
 
 def measure_section(bench, rows, args):
@@ -374,14 +373,13 @@ def judge(target, rows):
     row, other = best(rows, target.cell), target.other and best(rows, target.other)
     if row is None or (target.other and other is None):
         return []
-    bound, at_most = target.at_least, target.at_most is not None
+    at_most = target.at_least is None
+    bound = target.at_most if at_most else target.at_least
     value = row["median"] / (other["median"] if other else 1)
     if target.extra:
         value = median(1 / gain for gain in gains(row, other)) - 1
     elif other and not at_most and row["unit"] in LESS_IS_BETTER:
         value = 1 / value
-    if at_most:
-        bound = target.at_most
     wanted = ("at most " if at_most else "target ") + target.style.format(bound)
     text = f"{target.claim.format(target.style.format(value))} ({wanted})"
     return [
@@ -421,20 +419,26 @@ def as_text(bench, result, *, targets):
 def tables(bench, result):
     """Return a Markdown table for each group, the best rows first."""
     found = []
-    for group, (title, unit) in bench.groups.items():
-        rows = sorted((row for row in result["rows"] if row["group"] == group), key=score)
-        if rows:
-            body = [
-                (
-                    row["name"],
-                    row["setting"],
-                    figure(row["median"]),
-                    f"{figure(row['min'])} to {figure(row['max'])}",
-                )
-                for row in rows[::-1]
-            ]
-            found.append(aligned([(title, "", unit, "min to max"), *body], "<<>>"))
+    for group, rows in ranked(bench, result).items():
+        title, unit = bench.groups[group]
+        body = [
+            (
+                row["name"],
+                row["setting"],
+                figure(row["median"]),
+                f"{figure(row['min'])} to {figure(row['max'])}",
+            )
+            for row in rows[::-1]
+        ]
+        found.append(aligned([(title, "", unit, "min to max"), *body], "<<>>"))
     return found
+
+
+def ranked(bench, result):
+    """Return the rows of each group that has any, the best last."""
+    rows = sorted(result["rows"], key=score)
+    groups = {group: [row for row in rows if row["group"] == group] for group in bench.groups}
+    return {group: own for group, own in groups.items() if own}
 
 
 def aligned(lines, sides):
@@ -466,10 +470,7 @@ def draw(bench, result, path):
     """Draw a panel of bars for each group, each with its figure and its range."""
     from matplotlib.figure import Figure
 
-    rows = {
-        group: [row for row in result["rows"] if row["group"] == group] for group in bench.groups
-    }
-    rows = {group: sorted(own, key=score) for group, own in rows.items() if own}
+    rows = ranked(bench, result)
     heights = [len(own) + 2 for own in rows.values()]
     canvas = Figure(figsize=(10, 0.36 * sum(heights)), layout="constrained")
     panels = canvas.subplots(len(rows), height_ratios=heights, squeeze=False)[:, 0]
@@ -495,6 +496,8 @@ def draw(bench, result, path):
 
 def machine_facts(folder):
     """What a figure must be read with; never a host name, a user or a path."""
+    from npydata.system.page_cache import file_system_of
+
     model = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -502,10 +505,6 @@ def machine_facts(folder):
     ]
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = {
-        line.split()[2]: line.partition(" - ")[2].split()[0]
-        for line in Path("/proc/self/mountinfo").read_text().splitlines()
-    }
     ahead = Path(f"/sys/class/bdi/{number}/read_ahead_kb")
     return {
         "cpu": model[0] if model else platform.machine(),
@@ -513,6 +512,6 @@ def machine_facts(folder):
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "file_system": kinds.get(number, "unknown"),
+        "file_system": file_system_of(device) or "unknown",
         "readahead_kb": int(ahead.read_text()) if ahead.exists() else None,
     }

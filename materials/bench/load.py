@@ -80,8 +80,7 @@ def our_maps(path, model, *, into):
 
 
 def load_folder(path, model, *, into, verify=False):
-    more = {"into": model} if into else {}
-    return load_checkpoint(path, mmap=False, verify=verify, **more)[0]
+    return load_checkpoint(path, mmap=False, into=model if into else None, verify=verify)[0]
 
 
 def copied(loaded, model, into):

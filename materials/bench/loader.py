@@ -8,8 +8,6 @@ a step in pure Python, and a tiny model. Cold, the file is evicted before every 
 """
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -97,7 +95,8 @@ TARGETS = [
 # What stands for training
 
 
-STEP: dict[str, Callable[[Any], Any]] = {}
+STEP = {}
+"""What is done on a batch, by its name."""
 
 
 def step_of(name, task):

@@ -31,7 +31,7 @@ def make_state(nbytes, each=LAYER, device="cpu"):
     }
 
 
-def plain_state(nbytes, each=LAYER):
+def plain_state(nbytes, each):
     """Return the same as plain tensors."""
     return {name: tensor.detach() for name, tensor in make_state(nbytes, each).items()}
 

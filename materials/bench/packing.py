@@ -17,8 +17,8 @@ import torch
 from harness import SHARE, Bench, Target, installed, main, naive, ours, peer
 from tokens import (
     SEED,
-    batches_of,
     dataset_of,
+    in_order,
     loader,
     random_windows,
     through_loader,
@@ -53,12 +53,10 @@ def packed(task):
 
 
 def packed_rows(task):
-    dataset = packed(task)
-    for indices, _ in batches_of(len(dataset), task.batch_size):
-        yield dataset.fetch(indices)
+    return in_order(task, packed(task))
 
 
-def packed_through_loader(task, *, workers=None, prefetch=None):
+def packed_through_loader(task, *, workers, prefetch=None):
     return loader(task, packed(task), workers, prefetch)
 
 
@@ -78,7 +76,7 @@ def documents(task):
 
 def concatenated(task):
     """torchtitan's way: a buffer grows by a document, and rows are cut off its front."""
-    buffer: list[int] = []
+    buffer = []
     for document in documents(task):
         buffer.extend(document.tolist())
         while len(buffer) > task.seq_len:

@@ -7,18 +7,17 @@ import argparse
 import mmap
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from disk import PAGE, bytes_read, make_cold, make_warm, random_reads
+from disk import PAGE, make_cold, make_warm, random_reads
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from npydata import AsyncDataLoader, NpyTokensDataset, open_tokens, write_tokens
+from npydata.system.page_cache import bytes_read
 
 SEED = 0
 COLD_SHARE = 1 / 16
@@ -30,12 +29,12 @@ OPTIONS = {
 }  # fmt: skip
 
 
-Task = argparse.Namespace
-"""The options, ``path``, the file to read, and ``cold``, the same for a file that stays cold."""
-
-
 def prepare(args):
-    """Find the files: the one that was given, or one made for it."""
+    """Find the files: the one that was given, or one made for it.
+
+    From here on it is a task: the options, ``path``, the file to read, and ``cold``, the same for
+    a file that stays cold.
+    """
     args.path = Path(args.tokens) if args.tokens else make_file(args.folder, args.size_mb)
     args.cold = argparse.Namespace(**vars(args))
     if args.tokens and args.path.stat().st_size < 200_000_000:  # too small to stay cold
@@ -69,7 +68,8 @@ def make_file(folder, megabytes):
 # Measuring
 
 
-KEPT: dict[tuple[str, str, str], Iterator[Any]] = {}
+KEPT = {}
+"""The batches of each row that works in this process alone, by the row's key."""
 
 
 def warm_rate(row, task, pieces=1):
@@ -154,7 +154,7 @@ def random_pages(task):
 def random_windows(task, *, ahead=0, access="mmap"):
     """Fetch random windows, advising the kernel ``ahead`` batches before."""
     dataset = dataset_of(task, access=access)
-    advised: deque[tuple[np.ndarray, int]] = deque()
+    advised = deque()
     for indices, epoch in batches_of(len(dataset), task.batch_size):
         if ahead:
             dataset.will_need(indices, epoch=epoch)
@@ -173,6 +173,12 @@ def batches_of(length, batch_size):
         epoch += 1
 
 
+def in_order(task, dataset):
+    """Fetch batch after batch in this process."""
+    for indices, _ in batches_of(len(dataset), task.batch_size):
+        yield dataset.fetch(indices)
+
+
 def one_batch(task):
     """Give the same batch again and again: what no loader can beat."""
     batch = dataset_of(task).fetch(range(task.batch_size))
@@ -189,7 +195,7 @@ def loader(task, dataset, workers, prefetch):
         yield from batches
 
 
-def through_loader(task, *, workers=None, prefetch=None):
+def through_loader(task, *, workers, prefetch=None):
     return loader(task, dataset_of(task), workers, prefetch)
 
 
@@ -249,14 +255,14 @@ def stock(dataset, workers, prefetch, batch_size=None, **rest):
         yield from batches
 
 
-def by_batch(task, *, workers=0, prefetch=None):
+def by_batch(task, *, workers, prefetch=None):
     """Ours in a DataLoader as the README recommends: a sampler that gives batches of indices."""
     dataset = dataset_of(task)
     batches = BatchSampler(SequentialSampler(dataset), task.batch_size, drop_last=False)
     return stock(dataset, workers, prefetch, sampler=batches)
 
 
-def as_is(task, *, workers=0, prefetch=None):
+def as_is(task, *, workers, prefetch=None):
     """Ours in a DataLoader without further ado; its ``__getitems__`` is used."""
     return stock(dataset_of(task), workers, prefetch, task.batch_size)
 
@@ -274,13 +280,13 @@ class Items(Dataset):
         return self.make()
 
 
-def batch_items(task, *, workers=0, prefetch=None):
+def batch_items(task, *, workers, prefetch=None):
     """For people in a hurry: an item is a whole batch, made by hand."""
     data = array_of(task)
     return stock(Items(lambda: stacked_batch(data, task)), workers, prefetch)
 
 
-def naive_items(task, *, workers=0, prefetch=None):
+def naive_items(task, *, workers, prefetch=None):
     """A common version: an item is one random window, x and y sliced and converted apart."""
     data, length = array_of(task), task.seq_len
 

@@ -20,8 +20,10 @@ from harness import LESS_IS_BETTER, aligned, best, figure, tables  # noqa: E402
 
 ARRIVING = ROOT / "materials" / "docs" / "arriving.md"
 PAGES = (ROOT / "README.md", RESULTS / "figures.md", RESULTS / "survival.md", ARRIVING)
-BLOCK = re.compile(r"<!-- (\w+)(?:: (\w+))? -->\n.*?<!-- /\1 -->", re.S)
-KINDS = ("summary", "figures", "survival")
+BLOCK = re.compile(
+    r"(<!-- (summary|figures|survival)(?:: (\w+))? -->\n).*?(<!-- /\2 -->)", re.DOTALL
+)
+"""What stands between two marks is what the function of that name returns."""
 
 Row = tuple[str, str]
 """Benchmark, and ``group | name | setting``: the best row that matches is quoted."""
@@ -65,7 +67,7 @@ def saved(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def quoted(row: Row, folder: Path = RESULTS) -> dict[str, Any]:
+def quoted(row: Row, folder: Path) -> dict[str, Any]:
     benchmark, cell = row
     if (found := best(saved(benchmark, folder)["rows"], cell)) is None:
         raise LookupError(f"{benchmark}.json has no row {cell}")
@@ -119,11 +121,10 @@ def rendered(page: str) -> str:
     """Return a page with each marked block replaced by what its saved results say."""
 
     def block(match: re.Match[str]) -> str:
-        kind, name = match[1], match[2] or ""
-        mark = f"{kind}: {name}" if name else kind
-        return f"<!-- {mark} -->\n{globals()[kind](name)}\n<!-- /{kind} -->"
+        begin, kind, name, end = match.groups("")
+        return f"{begin}{globals()[kind](name)}\n{end}"
 
-    return BLOCK.sub(lambda match: block(match) if match[1] in KINDS else match[0], page)
+    return BLOCK.sub(block, page)
 
 
 if __name__ == "__main__":

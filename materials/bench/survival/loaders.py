@@ -11,6 +11,7 @@ import pickle
 import random
 import signal
 from collections import Counter
+from functools import partial
 from itertools import chain, islice, zip_longest
 
 from torch.utils.data import DataLoader, DistributedSampler
@@ -49,14 +50,6 @@ def stock(state, workers, batch_size, rank, world_size, *, skips):
     return batches(), lambda: taken[0]
 
 
-def begins_again(state, **setting):
-    return stock(state, **setting, skips=False)
-
-
-def skips_batches(state, **setting):
-    return stock(state, **setting, skips=True)
-
-
 def torchdata(state, workers, batch_size, rank, world_size):
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -70,8 +63,8 @@ def torchdata(state, workers, batch_size, rank, world_size):
 
 LOADERS = {
     "ours, AsyncDataLoader": ("npydata", ours),
-    "DataLoader, begins again": ("torch", begins_again),
-    "DataLoader, skips batches": ("torch", skips_batches),
+    "DataLoader, begins again": ("torch", partial(stock, skips=False)),
+    "DataLoader, skips batches": ("torch", partial(stock, skips=True)),
     "torchdata, StatefulDataLoader": ("torchdata", torchdata),
 }
 

@@ -44,7 +44,7 @@ def by_function(save, load, checkpoints=""):
 
 
 def ours(*, per_step):
-    checkpointers: list[AsyncCheckpointer] = []
+    checkpointers = []
 
     def save(training, step):
         if not checkpointers:
@@ -110,7 +110,7 @@ def dcp(*, per_step, background=False):
     def save(training, step):
         folder = training.root / (f"step-{step}" if per_step else "checkpoint")
         call = dcp.async_save if background else dcp.save
-        done: Any = call(training.state(step), checkpoint_id=folder, no_dist=True)
+        done = call(training.state(step), checkpoint_id=folder, no_dist=True)
         if background:
             getattr(done, "upload_completion", done).result()
 

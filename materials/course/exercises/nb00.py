@@ -120,12 +120,10 @@ LOADER = Exercise(
     here("Loader"),
     given=[(4, 2), (5, 2), (2, 2), (1, 2), (12, 4), (6, 1)],
     observe=loader_seen,
-    show=lambda size, batch_size: (
-        f"list(Loader(data of {size} windows, batch_size={batch_size}, prefetch=2))"
-    ),
+    show="list(Loader(data of {} windows, batch_size={}, prefetch=2))".format,
     misconceptions="""
-len(self.data) - self.batch_size + 1 >> len(self.data) | The last batch isn't whole: some of its windows don't exist.
-len(self.data) - self.batch_size + 1 >> len(self.data) - self.batch_size | One whole batch is left, and you leave it out.
+- self.batch_size + 1 >> | The last batch isn't whole: some of its windows don't exist.
+self.batch_size + 1 >> self.batch_size | One whole batch is left, and you leave it out.
 , self.batch_size): >> ): | Batches follow each other: the next begins where this one ends.
 ready.put(None) >> pass | Nobody tells the loop that it was the last batch: it waits for the next one for good.
 (batch := ready.get()) >> not ready.empty() and (batch := ready.get()) | An empty queue isn't the end: the thread may still be fetching.
@@ -164,7 +162,7 @@ WRITE_CHECKPOINT = Exercise(
     here("write_checkpoint"),
     given=[(1,), (2,)],
     observe=checkpoint_seen,
-    show=lambda value: f'write_checkpoint("step-000010", {{"w": 300 times {value}.0}})',
+    show='write_checkpoint("step-000010", {{"w": 300 times {}.0}})'.format,
     misconceptions="""
 temporary.rename(folder) >> pass | It is still called .tmp: nobody will take it for a checkpoint.
 file.flush() >> pass | Python still holds bytes back when you ask for the disk.
@@ -275,9 +273,7 @@ READ_TENSOR = Exercise(
     here("read_tensor"),
     given=[("a",), ("b",), ("long name",), ("c",)],
     observe=tensor_seen,
-    show=lambda name: (
-        f'read_tensor(path of a file with "a", "b", "long name" and a large "aa", "{name}")'
-    ),
+    show='read_tensor(path of a file with "a", "b", "long name" and a large "aa", "{}")'.format,
     misconceptions="""
 8 + n + begin >> n + begin | The header's own length, 8 bytes, comes before the header.
 8 + n + begin >> begin | data_offsets count from the end of the header, not of the file's beginning.
@@ -327,10 +323,6 @@ def steps_seen(steps, batches, done, total):
     return seen | {"fetches on after step `total`": loader.taken > total + 1}
 
 
-def all_steps(loader, done, total):
-    return [pair for pair in enumerate(loader, start=1) if done < pair[0] <= total]
-
-
 STEPS = Exercise(
     here("steps"),
     given=st.builds(
@@ -349,6 +341,10 @@ step > total >> False | The steps end with `total`.
 return >> continue | You go on fetching after step `total`.
 """,
     others={
-        "You fetch all the batches before the first step: the training waits for them.": all_steps
+        "You fetch all the batches before the first step: the training waits for them.": (
+            lambda loader, done, total: [
+                pair for pair in enumerate(loader, start=1) if done < pair[0] <= total
+            ]
+        ),
     },
 )

@@ -45,11 +45,6 @@ def gather_seen(answer, count, starts, width, then):
         return {"windows": windows, "Python loops over the starts": Starts.loops > 0}
 
 
-def gather_text(count, starts, width, then):
-    change = f"; then the file's size becomes {then} bytes" if then else ""
-    return f"TokenFile(path).gather({list(starts)}, {width})  # {count} tokens{change}"
-
-
 TOKEN_FILE = Exercise(
     solution("01", "TokenFile"),
     [
@@ -61,7 +56,10 @@ TOKEN_FILE = Exercise(
         (50_000, (40_000, 10), 9, 4096),
     ],
     gather_seen,
-    show=gather_text,
+    show=lambda count, starts, width, then: (
+        f"TokenFile(path).gather({list(starts)}, {width})  # {count} tokens"
+        + f"; then the file's size becomes {then} bytes" * bool(then)
+    ),
     misconceptions="""
 size != self.size >> size < self.size | A file that grew was written again, too: it holds other tokens.
 {size} bytes, expected {self.size} >> changed | The message should give both sizes.
@@ -142,7 +140,7 @@ WINDOW_OFFSETS = Exercise(
         )
     ),
     misconceptions="""
-windows * stride + windows // per_row * left_over >> windows * stride | Your windows cross from one row into the next.
++ windows // per_row * left_over >> | Your windows cross from one row into the next.
 windows * stride + windows // per_row * left_over >> windows // per_row * row_len | You count rows, and forget where in its row the window begins.
 windows * stride + windows // per_row * left_over >> windows % per_row * stride | You count from the beginning of each row, and forget the rows before it.
 """,
@@ -158,10 +156,6 @@ def draw_seen(answer, indices, *case):
     return seen | {"windows": drawn} if own else seen
 
 
-def seeded_generator(indices, count, seed, epoch):
-    return np.random.default_rng([seed % 2**32, epoch]).integers(0, count, len(indices))
-
-
 RANDOM_WINDOWS = Exercise(
     random_windows,
     [
@@ -174,7 +168,11 @@ RANDOM_WINDOWS = Exercise(
     ],
     draw_seen,
     others={
-        "A generator's draw depends on who asked before: use hash_of.": seeded_generator,
+        "A generator's draw depends on who asked before: use hash_of.": (
+            lambda indices, count, seed, epoch: np.random.default_rng(
+                [seed % 2**32, epoch]
+            ).integers(0, count, len(indices))
+        ),
     },
     misconceptions="""
 (hashes % np.array(count, np.uint64)).view(np.int64) >> hashes.view(np.int64) % count | Half of the hashes are too large for an int64 and turn negative there.

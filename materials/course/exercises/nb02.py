@@ -141,6 +141,6 @@ RESUMED = Exercise(
 delivered * batch_size >> made * batch_size | You go on after what was made: batches that the model was never given are skipped.
 delivered * batch_size >> delivered | That is a number of batches, and `order` has samples.
 delivered * batch_size >> delivered * new_batch_size | You count batches in the new size, but they were given in the old one.
-range(begin, len(order), new_batch_size) >> range(begin, len(order) - new_batch_size + 1, new_batch_size) | The last batch may be short; you leave it out.
+len(order), >> len(order) - new_batch_size + 1, | The last batch may be short; you leave it out.
 """,
 )

@@ -49,8 +49,8 @@ CLAIM = method(
     """
     self.has_room() >> True | You hand out a number although there is no room.
     while >> if | You look once. Whoever wakes up may still find no room.
-    self.closed or self.claimed == self.count or self.has_room() >> self.closed or self.has_room() | You wait for room or a close; after the last number no room will come.
-    not (self.closed or self.claimed == self.count or >> not ( | Only room ends your wait, not a close and not the last number.
+    self.claimed == self.count or >> | You wait for room or a close; after the last number no room will come.
+    self.closed or self.claimed == self.count or >> | Only room ends your wait, not a close and not the last number.
     self.claimed - 1 >> self.claimed | The first number is 0: return it before you count it.
     with self.lock: >> if True: | You look and count without the lock: two workers could get the same number.
     """,
@@ -118,11 +118,6 @@ def worked(answer, numbers, bad):
     return {"what happens": "; ".join(seen[:9])}
 
 
-def work_text(numbers, bad):
-    raises = "".join(f", make({k}) raises {error.__name__}" for k, error in bad.items())
-    return f"work(buffer, make)  # claim() gives {[*numbers, None]}{raises}"
-
-
 WORK = Exercise(
     solution("03", "work"),
     [
@@ -141,7 +136,10 @@ WORK = Exercise(
     result = Failed(error) >> raise | The error ends your worker, and the consumer never hears of it.
     Failed(error) >> error | The consumer can't tell a bare error from a batch.
     """,
-    show=work_text,
+    show=lambda numbers, bad: (
+        f"work(buffer, make)  # claim() gives {[*numbers, None]}"
+        + "".join(f", make({k}) raises {error.__name__}" for k, error in bad.items())
+    ),
 )
 
 

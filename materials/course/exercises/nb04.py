@@ -16,7 +16,7 @@ IDLE_SHARE = Exercise(
         ([(1, 2), (2, 5), (9, 11), (20, 24)],),
     ],
     misconceptions="""
-    return 1 - worked / (busy[-1][1] - busy[0][0]) >> return (busy[-1][1] - busy[0][0] - worked) / worked | You divide by the time it was busy, not by the whole time.
+    1 - worked / (busy[-1][1] - busy[0][0]) >> (busy[-1][1] - busy[0][0] - worked) / worked | You divide by the time it was busy, not by the whole time.
     1 - worked >> worked | That is the share of the time in which it was busy.
     """,
 )
@@ -30,10 +30,6 @@ def called(answer, names, repeats):
     return {"returned": answer(methods, repeats), "called": " ".join(order)}
 
 
-def one_after_the_other(methods, repeats):
-    return {name: [method() for _ in range(repeats + 1)][1:] for name, method in methods.items()}
-
-
 IN_TURN = Exercise(
     solution("04", "in_turn"),
     [("A", 1), ("AB", 1), ("ABC", 3)],
@@ -44,7 +40,9 @@ IN_TURN = Exercise(
     """,
     others={
         "You measure one to its end and then the next: a machine that slows down favours the "
-        "first.": one_after_the_other,
+        "first.": lambda methods, repeats: {
+            name: [method() for _ in range(repeats + 1)][1:] for name, method in methods.items()
+        },
     },
     show=lambda names, repeats: (
         f"in_turn({{{', '.join(f'{n!r}: ...' for n in names)}}}, {repeats})"

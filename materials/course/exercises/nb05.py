@@ -17,15 +17,11 @@ opcodes = import_module("opcodes")
 Name, Note, Storage = opcodes.Name, opcodes.Note, opcodes.Storage
 
 
-def left_in(machine):
-    return {"at": machine.at, "stack": machine.stack, "below": machine.below}
-
-
 def stepped(answer, data, steps):
     machine = Machine(data, HANDLERS)
     for _ in range(steps):
         answer(machine)
-    return left_in(machine)
+    return {"at": machine.at, "stack": machine.stack, "below": machine.below}
 
 
 STEP_UNGUARDED = Exercise(
@@ -186,8 +182,9 @@ self.stack.append(self.reduce(function, args)) >> self.reduce(function, args) | 
 )
 
 
-def in_words(value):
-    """Return a description as something that can be compared."""
+def described(answer, function, args):
+    """Return the description that comes back as something that can be compared."""
+    value = answer(function, args)
     if isinstance(value, Note):
         return {"a note of": str(value.name), "with": repr(value.args)}
     return repr(value)
@@ -209,7 +206,7 @@ REDUCE = Exercise(
         ("os.makedirs", ("surprise",)),
         (Name("os.makedirs"), ["surprise"]),
     ],
-    lambda answer, function, args: in_words(answer(function, args)),
+    described,
     misconceptions="""
 check_call(function, args) >> pass | What is called must be a Name, and its arguments a tuple.
 missing is not None >> False | A part of it was not made, so the whole can't be made either.

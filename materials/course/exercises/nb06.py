@@ -63,10 +63,6 @@ def header_of(name, extra):
     return b"PK\x03\x04" + bytes(22) + struct.pack("<HH", name, extra)
 
 
-def rounded_up(header, at):
-    return -(-(at + 30 + int.from_bytes(header[26:28], "little")) // 64) * 64
-
-
 PAYLOAD_BEGIN = Exercise(
     here("payload_begin"),
     [(header_of(*lengths), at) for *lengths, at in [(4, 0, 0), (9, 22, 64), (300, 40_000, 2**33)]],
@@ -74,7 +70,9 @@ PAYLOAD_BEGIN = Exercise(
         at, *struct.unpack("<HH", header[26:])
     ),
     others={
-        "You round up to 64: only torch pads so, and by the extra field.": rounded_up,
+        "You round up to 64: only torch pads so, and by the extra field.": (
+            lambda header, at: -(-(at + 30 + int.from_bytes(header[26:28], "little")) // 64) * 64
+        ),
     },
     misconceptions="""
 + extra_length >> | You forget the extra field: the padding is in it.
@@ -96,14 +94,15 @@ def views(draw):
     return (tuple(shape), tuple(stride), draw(st.integers(0, 9))), draw(st.sampled_from([1, 4, 8]))
 
 
-def as_many_as_it_holds(view, itemsize):
-    return view[2] * itemsize, (view[2] + torch.Size(view[0]).numel()) * itemsize
-
-
 BYTE_SPAN = Exercise(
     byte_span,
     views(),
-    others={"A view may span far more elements than it holds.": as_many_as_it_holds},
+    others={
+        "A view may span far more elements than it holds.": lambda view, itemsize: (
+            view[2] * itemsize,
+            (view[2] + torch.Size(view[0]).numel()) * itemsize,
+        ),
+    },
     misconceptions="""
 0 in shape >> False | A view without elements touches no byte.
 (size - 1) * step >> size * step | From the first of three to the last it is two steps.
@@ -137,8 +136,8 @@ SCAN_STORAGES = Exercise(
     here("scan_storages"),
     [([], []), ([3], [3]), ([3], [2]), ([3, 0, 5], [3, 0, 5]), ([2, 4], [4, 2])],
     scanned,
-    show=lambda there, told: (
-        f"scan_storages(file, 24, storages)  # elements of k0, k1, ...: {there}; the pickle: {told}"
+    show=(
+        "scan_storages(file, 24, storages)  # elements of k0, k1, ...: {}; the pickle: {}".format
     ),
     misconceptions="""
 first = at + 8 >> first = at | The elements begin after the count.

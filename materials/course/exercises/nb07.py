@@ -84,7 +84,7 @@ COPY = Exercise(
     self.source.detach() >> self.source.detach().clone() | You make a whole copy first, in new memory.
     target.copy_(source) >> target = source | That gives the tensor another name; nothing gets into the slot.
     """,
-    show=lambda kind: f"Copy({kind}, slot).run()",
+    show="Copy({}, slot).run()".format,
 )
 
 

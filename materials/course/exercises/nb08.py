@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
-from course.play.nb08 import film, in_a_word, make_root, saver_of
+from course.play.nb08 import film, in_a_word, left_on, make_root, saver_of
 from course.play.toy_disk import NAME, NEW, OLD, ToyDisk
 
 GIVEN = defined("08")
@@ -18,16 +18,13 @@ GIVEN = defined("08")
 def disk_seen(answer, end):
     """Observe what a kill, or a power cut, at any step may leave."""
     disk, found = ToyDisk({NAME: OLD}), []
-
-    def now():
-        return list(disk.power_cuts()) if end == "power cut" else [disk.seen()]
-
-    disk.did = lambda _: found.extend(now())
+    disk.did = lambda _: found.extend(left_on(disk, end))
     answer(disk, NEW)
+    now = left_on(disk, end)
     return {
-        f"after a {end} at any step loads": in_a_word(found + now()),
+        f"after a {end} at any step loads": in_a_word(found + now),
         "some step leaves no `checkpoint`": any(NAME not in files for files in found),
-        "after the return loads": in_a_word(now()),
+        "after the return loads": in_a_word(now),
         "other files left": len(set(disk.seen()) - {NAME}),
     }
 

@@ -110,11 +110,6 @@ def kept(answer, first, last, every, signals):
     return {"in order": ", ".join(events), "batches taken": batches.taken}
 
 
-def loop_text(first, last, every, signals):
-    come = "".join(f"  # {got} comes during {what}" for what, got in signals.items())
-    return f"keep_training({first}, {last}, ..., every={every}){come}"
-
-
 KEEP_TRAINING = Exercise(
     solution("10", "keep_training"),
     [
@@ -140,5 +135,8 @@ KEEP_TRAINING = Exercise(
     save(step) >> save(step); asked.save = False | A request that comes while you save gets lost.
     zip(range(first + 1, last + 1), batches) >> ((n, batch) for batch, n in zip(batches, range(first + 1, last + 1))) | You take a batch from the loader that no step is done on.
     """,
-    show=loop_text,
+    show=lambda first, last, every, signals: (
+        f"keep_training({first}, {last}, ..., every={every})"
+        + "".join(f"  # {got} comes during {what}" for what, got in signals.items())
+    ),
 )

@@ -43,10 +43,6 @@ def same(expected: Any, got: Any) -> bool:
         return False
 
 
-def is_tensor(value: Any) -> bool:
-    return hasattr(value, "numpy")
-
-
 def apart(expected: Mapping[Any, Any], got: Mapping[Any, Any]) -> list[Any]:
     """Return the keys whose values are not the same."""
     return [
@@ -66,7 +62,7 @@ def text_of(value: Any) -> str:
 def kind(value: Any) -> str:
     """Return what sort of thing a value is, in words."""
     if hasattr(value, "__array__") and value.shape:
-        name = "a tensor" if is_tensor(value) else "an array"
+        name = "a tensor" if hasattr(value, "numpy") else "an array"
         return f"{name} of {str(value.dtype).removeprefix('torch.')}"
     if np.isscalar(value) and not isinstance(value, str | bytes):
         return "a float" if isinstance(value, float) else "a number"

@@ -21,13 +21,18 @@ COLOURS = {
 
 def rows(lines, title, fills=None, width=8):
     """Return a picture of lines of cells; `fills` are named below."""
-    figure = Figure(figsize=(width, 0.7 + 0.38 * len(lines)), layout="constrained")
+    figure = new_figure(width, 0.7 + 0.38 * len(lines))
     ax = figure.subplots()
     draw(ax, lines, title)
     if fills:
         patches = [Patch(fc=fill, ec="#9ca3af", label=what) for what, fill in fills.items()]
         ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(0, 0), ncols=6, frameon=False)
     return figure
+
+
+def new_figure(width, height):
+    """Return an empty figure, in inches, that makes room for what is written beside its axes."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def draw(ax, lines, title):

@@ -2,8 +2,6 @@
 
 import shutil
 
-from matplotlib.figure import Figure
-
 from course import lab
 from course.lesson import GIVEN
 from course.play import cells
@@ -23,7 +21,7 @@ def compare(before, after=None):
 
 def axes(height, title, **looks):
     """Return a figure of the page's width, and its axes."""
-    figure = Figure(figsize=(8, height), layout="constrained")
+    figure = cells.new_figure(8, height)
     ax = figure.subplots()
     ax.set_title(title, loc="left", fontweight="bold", fontsize=11)
     ax.set(**looks)

@@ -1,7 +1,6 @@
 """What lesson 02 breaks, counts and draws."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from course.exercises.nb00 import Numbers
 from course.play import cells
@@ -42,7 +41,7 @@ def rounds(scramble):
         columns = int(np.ceil(np.sqrt(samples)))
         rows = -(-samples // columns)
         numbers = np.arange(rows * columns, dtype=np.uint64)
-        figure = Figure(figsize=(10, 0.8 + 0.36 * rows), layout="constrained")
+        figure = cells.new_figure(10, 0.8 + 0.36 * rows)
         for k, ax in enumerate(figure.subplots(1, 4)):
             keys = [(11, 12), (13, 14), (15, 16)][:k]
             moved = np.asarray(scramble(numbers.copy(), np.uint64(rows), np.uint64(columns), keys))

@@ -30,12 +30,12 @@ class UnevenDisk(Timed):
         super().__init__(UNEVEN_MS * (batches // len(UNEVEN_MS)))
 
 
-def watch(batches, step_ms=STEP_MS):
+def watch(batches):
     """Train on batches, a sleep in place of each step; return (begin, end) of the steps in ms."""
     start, busy = time.perf_counter(), []
     for _ in batches:
         begin = time.perf_counter()
-        time.sleep(step_ms / 1000)
+        time.sleep(STEP_MS / 1000)
         busy.append((1000 * (begin - start), 1000 * (time.perf_counter() - start)))
     return busy
 

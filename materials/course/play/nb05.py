@@ -12,7 +12,7 @@ from opcodes import Name, Storage, Stored
 from course import lab
 from course.grading.child import what_happens
 from course.lesson import defined
-from course.play.cells import INK
+from course.play import cells
 from course.play.charts import axes, put_beside
 from course.play.nb00 import bytes_read
 from course.play.nb07 import scratch
@@ -128,13 +128,4 @@ def show_stack(shown):
 def write(ax, x, y, text, fill="white"):
     """Write on a coloured ground, in letters of one width."""
     ground = {"facecolor": fill, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
-    ax.text(
-        x,
-        y,
-        str(text),
-        family="DejaVu Sans Mono",
-        fontsize=8.5,
-        va="center",
-        color=INK,
-        bbox=ground,
-    )
+    cells.write(ax, x, y, text, family="DejaVu Sans Mono", fontsize=8.5, bbox=ground)

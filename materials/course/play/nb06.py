@@ -97,9 +97,8 @@ def serve(path):
     class Ranges(BaseHTTPRequestHandler):
         def do_GET(self):
             size = path.stat().st_size
-            asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=")
-            first, _, last = asked.partition("-")
-            begin, end = int(first), min(int(last or size) + 1, size)
+            begin, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            end = min(last + 1, size)
             sent.append((begin, end - begin))
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{size}")

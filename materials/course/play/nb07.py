@@ -71,14 +71,13 @@ def errors_unheard(saver_type):
         print(f"  Exception in thread: {one.exc_type.__name__}: {one.exc_value}")
 
 
-def steps_without_copy(saver_type, tries=5):
+def steps_without_copy(saver_type):
     """Train while a saver saves whose copy was taken out; say how many steps the file mixes.
 
     A very quick disk may get away with it once: then it is tried again.
     """
     weights = {f"layer{k}": torch.zeros(1 << 20) for k in range(12)}
-    steps = []
-    while len(steps) < 2 and (tries := tries - 1) >= 0:
+    for _ in range(5):
         saver, root, number = saver_type(), scratch(), 1
         with patch.object(torch.Tensor, "clone", lambda tensor: tensor):
             saver.save(root / "1", weights)
@@ -86,8 +85,9 @@ def steps_without_copy(saver_type, tries=5):
                 number += 1
                 for weight in weights.values():
                     weight.fill_(number)
-        steps = steps_in(root / "1")
-    return "several" if len(steps) > 1 else "one"
+        if len(steps_in(root / "1")) > 1:
+            return "several"
+    return "one"
 
 
 # What a save costs

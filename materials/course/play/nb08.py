@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -119,20 +120,17 @@ def table(**columns):
 
 def crash_matrix(*saves):
     """Show what loads after each step of each save, killed and cut off."""
-    killed, cut = {}, {}
-    for save in saves:
-        disk, name = ToyDisk({NAME: OLD}), save.__name__.replace("_", " ")
-        now = killed[f"{name}, killed"] = {}
-        later = cut[f"{name}, power cut"] = {}
+    matrix = {}
+    for end, save in product(("killed", "power cut"), saves):
+        disk = ToyDisk({NAME: OLD})
+        row = matrix[f"{save.__name__.replace('_', ' ')}, {end}"] = {}
 
-        def note(step, disk=disk, now=now, later=later):
-            for row, finds in ((now, [disk.seen()]), (later, disk.power_cuts())):
-                row.pop(step, None)  # a step that comes again stands where it came last
-                row[step] = in_a_word(finds)
+        def note(step, end=end, disk=disk, row=row):
+            row.pop(step, None)  # a step that comes again stands where it came last
+            row[step] = in_a_word(left_on(disk, end))
 
         disk.did = note
         save(disk, NEW)
-    matrix = killed | cut
     steps = max(matrix.values(), key=len)
     lines = [
         (
@@ -146,6 +144,11 @@ def crash_matrix(*saves):
     ]
     text = "\n".join(f"{name}: {', '.join(row.values())}" for name, row in matrix.items())
     lab.picture(cells.rows(lines, "What loads after each step"), text)
+
+
+def left_on(disk, end):
+    """Return all that may be found on a disk when a process is killed now, or the power fails."""
+    return list(disk.power_cuts()) if end == "power cut" else [disk.seen()]
 
 
 def in_a_word(finds):

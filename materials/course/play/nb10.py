@@ -13,12 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from matplotlib.figure import Figure
 from model import train_step
 
 import npydata
 from course import lab
-from course.play import nb00
+from course.play import cells, nb00
 from course.play.charts import put_beside
 
 TOKENS = nb00.TOKENS
@@ -90,7 +89,7 @@ def lesson_00_with_dropout(train):
 def compare(whole, *lives):
     """Draw an undisturbed run and the lives of another; return how many losses differ."""
     expected = dict(whole)
-    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    figure = cells.new_figure(8, 4.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     above.plot(*zip(*whole, strict=True), color="#d1d5db", lw=8, label="undisturbed")
     for life, dashes in zip(lives, LIVES, strict=False):

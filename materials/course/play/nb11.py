@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy, one_hot
 
+from course.play import cells
 from course.play.charts import axes
 
 EOT, WORDS, OWN_WORDS = 0, 64, 4
@@ -146,7 +146,7 @@ def rows(fit):
         lengths = lengths_of(corpus())[:documents]
         in_line = documents_in([range(documents)], lengths, -(-sum(lengths) // ROW) * ROW)
         cut, packed = in_line.reshape(-1, ROW), documents_in(fit(lengths, ROW), lengths)
-        figure = Figure(figsize=(9, 1.2 + 0.2 * len(packed)), layout="constrained")
+        figure = cells.new_figure(9, 1.2 + 0.2 * len(packed))
         titles = {"Cut into windows": cut, "Packed by your code": packed}
         for ax, (title, ids) in zip(figure.subplots(1, 2), titles.items(), strict=True):
             begins = np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
