@@ -5,11 +5,10 @@ import gc
 import mmap
 import os
 import platform
+from pathlib import Path
 
 import numpy as np
 from harness import Skip
-
-from npydata.system.page_cache import resident_pages
 
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -18,10 +17,16 @@ DIRECT = getattr(os, "O_DIRECT", 0)
 
 def resident_share(path):
     """Return the share of a file's pages that are in memory."""
-    try:
-        return float(resident_pages(path).mean())
-    except OSError as error:  # the kernel does not tell it of other users' files
-        raise Skip(error) from None
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        content = np.frombuffer(view, np.uint8)
+        pages = np.zeros(-(-len(content) // PAGE), np.uint8)
+        LIBC.mincore(
+            ctypes.c_void_p(content.ctypes.data),
+            ctypes.c_size_t(len(content)),
+            ctypes.c_void_p(pages.ctypes.data),
+        )
+        del content
+        return float((pages & 1).mean())
 
 
 def make_warm(path):
@@ -44,6 +49,12 @@ def make_cold(path):
     os.close(descriptor)
     if (left := resident_share(path)) > 0.01:
         raise Skip(f"{left:.0%} of the file stays in memory when it is evicted")
+
+
+def bytes_read():
+    """Return how many bytes this process has fetched from storage."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["read_bytes"])
 
 
 def sync_folder(folder):

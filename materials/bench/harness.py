@@ -496,8 +496,6 @@ def draw(bench, result, path):
 
 def machine_facts(folder):
     """What a figure must be read with; never a host name, a user or a path."""
-    from npydata.system.page_cache import file_system_of
-
     model = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -505,6 +503,10 @@ def machine_facts(folder):
     ]
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = {
+        line.split()[2]: line.partition(" - ")[2].split()[0]
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+    }
     ahead = Path(f"/sys/class/bdi/{number}/read_ahead_kb")
     return {
         "cpu": model[0] if model else platform.machine(),
@@ -512,6 +514,6 @@ def machine_facts(folder):
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "file_system": file_system_of(device) or "unknown",
+        "file_system": kinds.get(number, "unknown"),
         "readahead_kb": int(ahead.read_text()) if ahead.exists() else None,
     }

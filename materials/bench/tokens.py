@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from disk import PAGE, make_cold, make_warm, random_reads
+from disk import PAGE, bytes_read, make_cold, make_warm, random_reads
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from npydata import AsyncDataLoader, NpyTokensDataset, open_tokens, write_tokens
-from npydata.system.page_cache import bytes_read
 
 SEED = 0
 COLD_SHARE = 1 / 16
