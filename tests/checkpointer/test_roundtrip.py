@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from safetensors_codes import known
-from states import quickly, states
+from state_strategies import quickly, states
 
 from npydata import AsyncCheckpointer, TrainingState, load_checkpoint
 from npydata import save_checkpoint as save

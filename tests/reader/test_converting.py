@@ -5,7 +5,7 @@ import torch
 from children import run_child
 from hypothesis import given
 from safetensors.torch import load_file
-from states import quickly, seen, states
+from state_strategies import quickly, seen, states
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.cli import main

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from states import DTYPES, base, quickly, seen, states, tensors_of
+from state_strategies import DTYPES, base, quickly, seen, states, tensors_of
 
 from npydata import CheckpointError, LazyDataSource, open_checkpoint
 from npydata.system.page_cache import evict
