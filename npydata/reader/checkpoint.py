@@ -23,6 +23,8 @@ from npydata.system.accelerator import why_unusable
 from npydata.system.progress import harmless
 
 MAX_TIED_CHARACTERS = 100_000_000
+"""A report or a header repeats a tensor's first name for each of its names; longer than this
+together, they are refused."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +300,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         same: dict[Any, list[str]] = {}
         for name, spec in self._tensors.items():
             same.setdefault(spec_alias_key(spec), []).append(name)
-        # Each tie is written with the first name, which may be long.
         if sum(len(names[0]) * len(names) for names in same.values()) > MAX_TIED_CHARACTERS:
             raise CheckpointError(f"{self.path}: the names of its tied tensors are too long")
         return {key: tuple(names) for key, names in same.items()}

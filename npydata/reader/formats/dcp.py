@@ -37,7 +37,9 @@ def read_dcp(folder: Folder) -> Contents:
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
     machine = PickleMachine(raw, no_storage)
     said = machine.run()
-    left = FREE_ENTRIES + len(raw)  # a pickle can refer to one list of chunks many times
+    # A short pickle can refer to one list of chunks many times. Each byte allows one entry; a chunk
+    # counts as 8 entries, and 2 more per dimension. torch writes 136 bytes for a matrix's chunk.
+    left = FREE_ENTRIES + len(raw)
     root: dict[str, Any] = {}
     others: dict[str, Item] = {}
     try:

@@ -53,7 +53,8 @@ class Budget:
 
 
 BUDGET: ContextVar[Budget | None] = ContextVar("BUDGET", default=None)
-"""That of the checkpoint which is being opened."""
+"""That of the checkpoint which this thread opened last; a thread that opened none has a new one for
+each pickle."""
 
 
 class TruncatedError(FormatError):
