@@ -44,9 +44,6 @@ TOLERATED = 16
 LEAST_KEPT = 100_000
 """With fewer documents, rows are packed again each time, which takes a tenth of a second."""
 
-Block = tuple[IntArray, IntArray]
-"""How many spans each row has, and the spans, ``(spans, 4)``."""
-
 
 class PackingReport(NamedTuple):
     """What a packing makes of a corpus; one epoch uses all of it."""
@@ -62,8 +59,8 @@ class PackingReport(NamedTuple):
     """Documents that are not empty."""
 
 
-def pack_blocks(ends: IntArray, seq_len: int, crop: str, seed: int, bos: int) -> Iterator[Block]:
-    """Pack the documents that end at ``ends`` into rows; yield these block by block.
+def pack_blocks(ends: IntArray, seq_len: int, crop: str, seed: int, bos: int) -> Iterator[IntArray]:
+    """Pack the documents that end at ``ends`` into rows; yield their spans block by block.
 
     Documents are shuffled by ``seed`` and packed ``BLOCK_DOCUMENTS`` at a time. ``bos`` tokens, 0
     or 1, are put before each document that isn't empty.
@@ -90,11 +87,11 @@ def pack_block(
     crop: str,
     seed: int,
     bos: int,
-) -> Block:
+) -> IntArray:
     """Pack documents into rows: full rows of the long ones, best fit for what is left of each.
 
-    A row that isn't full ends with a span of padding. Rows come in shuffled order, because those
-    filled first have the longest documents.
+    Returns the spans, ``(spans, 4)``; a row that isn't full ends with one of padding. Rows come in
+    shuffled order, because those filled first have the longest documents.
     """
     # The rows, in the order in which they are filled: `counts` says how many pieces each has, and
     # a piece is a document (`which`) from an offset on. First come rows of one long document each.
@@ -126,7 +123,7 @@ def pack_block(
     short = np.flatnonzero(room)
     padding = np.full((len(short), 4), (0, NO_DOCUMENT, 0, LAST))
     padding[:, LENGTH] = room[short]
-    return counts + (room > 0), np.insert(spans, stops[short], padding, 0)
+    return np.insert(spans, stops[short], padding, 0)
 
 
 def within_groups(counts: IntArray) -> IntArray:
@@ -210,6 +207,12 @@ def index_files(path: Path) -> tuple[Path, Path]:
     return Path(f"{path}.rows.npy"), Path(f"{path}.spans.npy")
 
 
+def begins_of_rows(spans: IntArray, seq_len: int) -> IntArray:
+    """Return how many spans come before each row, and how many there are; every row is full."""
+    ends = spans[:, LENGTH].cumsum()
+    return np.append(0, np.flatnonzero(ends % seq_len == 0) + 1)
+
+
 def kept_index(
     path: Path, find_ends: Callable[[], IntArray], packing: tuple[int, str, int, int]
 ) -> PackIndex:
@@ -220,16 +223,7 @@ def kept_index(
     """
     with suppress(FileNotFoundError):
         return PackIndex.open(path)
-    ends = find_ends()
-    counts: list[IntArray] = []
-
-    def block_spans() -> Iterator[IntArray]:
-        # Spans are written block by block, never all in memory; counts are kept as they pass.
-        counts[:] = [np.zeros(1, np.int64)]
-        for block_counts, spans in pack_blocks(ends, *packing):
-            counts.append(block_counts)
-            yield spans
-
+    ends, seq_len = find_ends(), packing[0]
     if len(ends) >= LEAST_KEPT:
         rows_file, spans_file = index_files(path)
         try:
@@ -239,13 +233,14 @@ def kept_index(
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(folder, fcntl.LOCK_EX)
                 if not (rows_file.exists() and spans_file.exists()):
-                    write_tokens(spans_file, block_spans(), row_len=4)  # this fills counts
-                    write_tokens(rows_file, [np.cumsum(np.concatenate(counts))])
+                    write_tokens(spans_file, pack_blocks(ends, *packing), row_len=4)
+                    spans = np.load(spans_file, mmap_mode="r")
+                    write_tokens(rows_file, begins_of_rows(spans, seq_len))
             return PackIndex.open(path)
         except OSError as error:
             warn_caller(
                 f"{path.parent}: the rows of {len(ends):,} documents can't be kept there "
                 f"({error.strerror}), so they are packed anew each time: give index_dir= a folder"
             )
-    all_spans = np.concatenate([np.zeros((0, 4), np.int64), *block_spans()])
-    return PackIndex(np.cumsum(np.concatenate(counts)), all_spans)
+    spans = np.concatenate([np.zeros((0, 4), np.int64), *pack_blocks(ends, *packing)])
+    return PackIndex(begins_of_rows(spans, seq_len), spans)
