@@ -22,11 +22,13 @@ def fingerprint_of(files: Sequence[TokenFile], *parameters: Any) -> str:
     digest.update(repr(parameters).encode())
     sizes = [file.num_tokens * file.dtype.itemsize for file in files]
     last = max(0, sum(sizes) - BLOCK_BYTES)
-    # Relative to the current file: negative for blocks in an earlier one.
+    # Relative to the current file: negative for blocks that begin in an earlier one.
     begins = [k * last // (BLOCKS - 1) for k in range(BLOCKS)]
     for file, size in zip(files, sizes, strict=True):
-        for begin in (one for one in begins if 0 <= one < size):
-            length, offset = min(BLOCK_BYTES, size - begin), file.header.offset + begin
-            digest.update(os.pread(file.backend.descriptor, length, offset))
+        for begin in begins:
+            first, stop = max(0, begin), min(size, begin + BLOCK_BYTES)
+            if first < stop:
+                offset = file.header.offset + first
+                digest.update(os.pread(file.backend.descriptor, stop - first, offset))
         begins = [one - size for one in begins]
     return digest.hexdigest()
