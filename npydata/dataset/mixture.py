@@ -194,7 +194,7 @@ class MixtureDataset(TokenDataset):
             IndexError: An index is not in the dataset.
             NpyDataError: The sources' samples don't fit together.
         """
-        batches, places, names = [], [np.zeros(0, np.int64)], []
+        batches, places, names = [], [], []
         for k, where, own, options in self._requests(indices, seed, epoch):
             source = self.sources[k]
             if isinstance(source, TokenDataset):
@@ -204,12 +204,12 @@ class MixtureDataset(TokenDataset):
                 batches.append(tree_map(lambda *parts: default_collate([*parts]), *samples))
             places.append(where)
             names.append(self.names[k])
-        order = np.argsort(np.concatenate(places))
+        if not batches:
+            return self.sources[0].fetch([])
         if len(batches) == 1:
             return batches[0]
-        return (
-            join(batches, torch.from_numpy(order), names) if batches else self.sources[0].fetch([])
-        )
+        order = np.argsort(np.concatenate(places))
+        return join(batches, torch.from_numpy(order), names)
 
     def will_need(
         self, indices: npt.ArrayLike, *, seed: int | None = None, epoch: int | None = None
