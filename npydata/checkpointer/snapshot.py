@@ -9,7 +9,6 @@ Three parts: from a nested state to layouts, which costs no copy; the buffer and
 the Snapshot, which runs the copies and holds the verdict on them.
 """
 
-import mmap
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +27,7 @@ from npydata.reader.formats.safetensors import RESERVED, Layout
 from npydata.reader.formats.training import PIECE_BYTES, FileEntry, crc32, encode, refused
 from npydata.reader.names import free_name
 from npydata.system.accelerator import PinnedPages, is_queued, with_streams
+from npydata.system.page_cache import huge_memory
 from npydata.system.threads import InterruptSafeEvent
 
 PAGE = 4096
@@ -193,10 +193,7 @@ class StagingBuffer:
                 begin = -memory.data_ptr() % PAGE
                 self.bytes = memory[begin : begin + nbytes]
             else:
-                mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                with suppress(AttributeError, OSError):
-                    mapped.madvise(mmap.MADV_HUGEPAGE)
-                self.bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+                self.bytes = torch.from_numpy(huge_memory(nbytes))
                 if pin:
                     self._pages.pin(self.bytes)
         return self.bytes[:nbytes]
