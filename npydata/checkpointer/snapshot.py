@@ -328,12 +328,12 @@ class Snapshot:
         to give the verdict, so the worker gives it itself."""
         self._verdict = SimpleQueue[str]()
         """Why the snapshot must not be committed; an empty string if it may."""
-        self._filled, self._copies_left = 0, 0
-        """Up to where the buffer is filled; how many copies threads still have to make."""
+        self._filled = 0
+        """Up to where the buffer is filled."""
         self.error: BaseException | None = None
         """The first error that a copy or a checksum raised."""
         self._changed = threading.Condition()
-        """Guards ``_filled``, ``_copies_left`` and ``error``."""
+        """Guards ``_filled`` and ``error``."""
         self._threads: list[threading.Thread] = []
         begin = 0
         for name, (layout, tensors) in files.items():
@@ -366,7 +366,6 @@ class Snapshot:
         jobs = [(0, self.pending.wait)] if self.pending is not None else []
         first_copy = len(jobs)
         jobs += jobs_of(self.copies)
-        self._copies_left = len(jobs) - first_copy
         # The last copy completes the buffer: headers and zeros were written with the plan.
         ends = [*(end for end, _ in jobs[:-1]), self.memory.numel()]
         work = [job for _, job in jobs]
@@ -374,10 +373,11 @@ class Snapshot:
             pieces = range(0, file.nbytes, PIECE_BYTES)
             file.crc32 = [0] * len(pieces)
             work += [partial(self._add_checksum, file, k) for k in range(len(pieces))]
-        if not self._copies_left:
+        if len(jobs) == first_copy:
             self._end_copies()
         if not jobs:  # "overlap" has made all copies already, or there are none
             self._filled = self.memory.numel()
+        # One byte for each job, and a zero at the end: the first zero is the first unfinished job.
         numbers, done = iter(range(len(work))), bytearray(len(jobs) + 1)
 
         def run() -> None:
@@ -395,9 +395,9 @@ class Snapshot:
                     done[number] = 1
                     if count := done.index(0):
                         self._filled = ends[count - 1]
-                    self._copies_left -= number >= first_copy
                     self._changed.notify_all()
-                if not self._copies_left:
+                    copied = done.index(0, first_copy) == len(jobs)
+                if copied:
                     self._end_copies()
 
         for _ in range(min(torch.get_num_threads(), len(work))):
