@@ -15,7 +15,6 @@ import errno
 import os
 import secrets
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from npydata.system.atomic import (
     sync_folder,
     temporary_folder,
 )
+from npydata.system.progress import warn_caller
 
 LATEST = "latest"
 MAX_TRIES = 100
@@ -160,9 +160,7 @@ class Root:
                 if manifest.name not in self.warned:
                     self.warned.add(manifest.name)
                     with suppress(Warning):  # where warnings are errors: the save is committed
-                        warnings.warn(
-                            f"{folder}: could not be removed: {error}", RuntimeWarning, stacklevel=2
-                        )
+                        warn_caller(f"{folder}: could not be removed: {error}", RuntimeWarning)
 
 
 # Where a checkpoint may be
@@ -347,9 +345,8 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     found = list_checkpoints(root)
     newest = next((folder for folder, _ in found if is_complete(folder)), None)
     if found and newest is None:
-        warnings.warn(
-            f"{root}: none of its {len(found)} checkpoints is complete: see npydata verify {root}",
-            stacklevel=2,
+        warn_caller(
+            f"{root}: none of its {len(found)} checkpoints is complete: see npydata verify {root}"
         )
     return newest
 

@@ -5,7 +5,6 @@ until the copy has read them. So no later step can tear the snapshot, and the ho
 nothing.
 """
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from npydata.checkpointer.snapshot import Copy
 from npydata.system.accelerator import on_stream
+from npydata.system.progress import warn_caller
 
 
 @dataclass(slots=True)
@@ -88,9 +88,8 @@ def clones_of(copies: list[Copy]) -> list[Copy] | None:
     try:
         return [replace(copy, source=copy.source.detach().clone()) for copy in copies]
     except torch.OutOfMemoryError:
-        warnings.warn(
+        warn_caller(
             'snapshot="device": no memory for a copy on the device; copying to the host instead',
             RuntimeWarning,
-            stacklevel=2,
         )
         return None

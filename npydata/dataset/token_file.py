@@ -9,7 +9,6 @@ Example::
 
 import operator
 import os
-import warnings
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
@@ -24,6 +23,7 @@ from npydata.dataset.formats import FormatName, Header, integer_dtype, read_head
 from npydata.dataset.windows import IntArray, TokenArray, TokenDtype
 from npydata.errors import TokenFileError
 from npydata.system.atomic import replacing, wrong_suffix
+from npydata.system.progress import warn_caller
 
 BLOCK_TOKENS = 1 << 22
 """How many tokens of a single array are written at a time."""
@@ -177,9 +177,8 @@ def write_tokens(
         file.seek(0)
         write_npy_header(file, stored, kept, row_len)
     if kept != count:
-        warnings.warn(
-            f"{path}: left out the last {count - kept} tokens, which fill no row of {row_len}",
-            stacklevel=2,
+        warn_caller(
+            f"{path}: left out the last {count - kept} tokens, which fill no row of {row_len}"
         )
     return open_tokens(path)
 

@@ -8,7 +8,6 @@ them.
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -33,6 +32,7 @@ from npydata.reader.formats.training import (
     encode,
     read_small,
 )
+from npydata.system.progress import warn_caller
 
 WRAPPERS = re.compile(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.")
 """What compiling and wrapping add to the names of a model's parameters, besides DDP's "module."."""
@@ -220,11 +220,10 @@ def with_rng(
     name, ranks = f"rng/rank_{coordinator.rank}.json", values.get("world_size", 1)
     if ranks != coordinator.world_size:
         if training.rng is not None or any(one.startswith("rng/") for one in manifest.files):
-            warnings.warn(
+            warn_caller(
                 f"{folder}: {ranks} ranks saved and {coordinator.world_size} load: random "
                 "generators are not restored",
                 RuntimeWarning,
-                stacklevel=6,
             )
         return replace(training, rng=None)
     if name not in manifest.files:

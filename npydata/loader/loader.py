@@ -13,7 +13,6 @@ Built in ``notebooks/03_async_loader``; how to set it, in ``notebooks/04_through
 import copy
 import os
 import threading
-import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +41,7 @@ from npydata.loader.sampler import (
     rank_and_world_size,
 )
 from npydata.loader.state import STATE_VERSION, Cursor, Position, require_state
+from npydata.system.progress import warn_caller
 
 __all__ = ["AsyncDataLoader", "AsyncDataLoaderConfig"]
 
@@ -544,10 +544,9 @@ def choose_seed(dataset: Any, seed: int | None, world_size: int) -> int:
     """Return the seed that was given, else the dataset's, else one that is drawn."""
     own = getattr(dataset, "seed", None)
     if is_integer(own) and seed not in (None, own):
-        warnings.warn(
+        warn_caller(
             f"seed={seed} of the loader, seed={own} of the dataset: the loader's decides "
-            "what comes when; give only one of them",
-            stacklevel=3,
+            "what comes when; give only one of them"
         )
     chosen = own if seed is None else seed
     return int(chosen) if is_integer(chosen) else draw_seed(world_size)

@@ -1,4 +1,4 @@
-"""Output for people: a progress bar on stderr, sizes, rates, paths."""
+"""Output for people: a progress bar on stderr, sizes, rates, paths, warnings."""
 
 import math
 import os
@@ -53,7 +53,7 @@ class ProgressBar:
 
 def human_bytes(count: int) -> str:
     """Return a size for people: ``18.4 MB`` (decimal units)."""
-    return f"{_scaled(count, 'B')}"
+    return _scaled(count, "B")
 
 
 def human_rate(per_second: float, unit: str) -> str:
@@ -87,9 +87,9 @@ def _scaled(value: float, unit: str) -> str:
     return f"{digits} {prefix}{unit}"
 
 
-def warn_caller(message: str) -> None:
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line that is not in this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == "npydata":
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
