@@ -26,6 +26,9 @@ EXIT_OK = 0
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+EXIT_ONLY_OLDER = 3
+"""From ``verify``: the newest checkpoint is incomplete, but an older one is complete."""
+PLAIN_WARNING = warnings.showwarning
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -70,7 +73,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"npydata {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        add_command(commands, name, command)
+        own = commands.add_parser(
+            name,
+            help=command.summary,
+            description=command.description,
+            epilog=command.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for flags, options in command.arguments.items():
+            own.add_argument(*flags.split(), **options)
+        own.set_defaults(run=command.run)
     return parser
 
 
@@ -85,21 +97,6 @@ class Command:
     arguments: Mapping[str, Mapping[str, Any]]
     """Keyword arguments of ``add_argument`` for each argument, by its flags."""
     examples: str = ""
-
-
-def add_command(commands: Any, name: str, command: Command) -> argparse.ArgumentParser:
-    """Add a command to a parser and return its own parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=command.summary,
-        description=command.description,
-        epilog=command.examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for flags, options in command.arguments.items():
-        parser.add_argument(*flags.split(), **options)
-    parser.set_defaults(run=command.run)
-    return parser
 
 
 def one_line(error: Exception) -> str:
@@ -120,17 +117,6 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def as_options(message: str) -> str:
     """Rewrite the Python arguments in a message as command-line options."""
     return re.sub(r'\bdtype="(\w+)"', r"--dtype \1", message)
-
-
-PLAIN_WARNING = warnings.showwarning
-
-
-def run_trace(args: argparse.Namespace) -> int:
-    """Run a script and report where its time went."""
-    from npydata import trace
-
-    warnings.showwarning = PLAIN_WARNING  # the script's warnings are its own
-    return trace.run(args.script, args.args, out=args.out, steps=args.steps)
 
 
 def fail(message: str, code: int) -> int:
@@ -171,39 +157,23 @@ def run_prepare(args: argparse.Namespace) -> int:
 
 def run_inspect(args: argparse.Namespace) -> int:
     """Print a report on a token file or a checkpoint."""
-    from npydata.reader.inspect import why_checkpoint
+    from npydata.dataset import inspect as of_tokens
+    from npydata.reader import inspect as of_checkpoints
 
     is_tokens = args.format != "auto" or args.dtype is not None or args.eot_id is not None
-    why = None if is_tokens else why_checkpoint(args.file)
+    why = None if is_tokens else of_checkpoints.why_checkpoint(args.file)
     if why is None:
-        return inspect_token_file(args)
-    try:
-        return inspect_checkpoint_file(args)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} (taken for a checkpoint: {why})") from None
-
-
-def inspect_checkpoint_file(args: argparse.Namespace) -> int:
-    """Print a report on a checkpoint."""
-    from npydata.reader.inspect import as_table, inspect_checkpoint
-
-    report = inspect_checkpoint(args.file)
-    print(json.dumps(report) if args.json else "\n".join(as_table(report)))
-    return EXIT_OK
-
-
-def inspect_token_file(args: argparse.Namespace) -> int:
-    """Print a report on a token file."""
-    from npydata.dataset.inspect import as_table, inspect_tokens
-
-    report = inspect_tokens(
-        args.file,
-        format=args.format,
-        dtype=args.dtype,
-        eot_id=args.eot_id,
-        progress=True,
-    )
-    print(json.dumps(report) if args.json else "\n".join(as_table(report)))
+        report = of_tokens.inspect_tokens(
+            args.file, format=args.format, dtype=args.dtype, eot_id=args.eot_id, progress=True
+        )
+        lines = of_tokens.as_table(report)
+    else:
+        try:
+            report = of_checkpoints.inspect_checkpoint(args.file)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} (taken for a checkpoint: {why})") from None
+        lines = of_checkpoints.as_table(report)
+    print(json.dumps(report) if args.json else "\n".join(lines))
     return EXIT_OK
 
 
@@ -248,10 +218,6 @@ def parsed_size(text: str) -> int:
     return nbytes
 
 
-EXIT_ONLY_OLDER = 3
-"""From ``verify``: the newest checkpoint is incomplete, but an older one is complete."""
-
-
 def run_verify(args: argparse.Namespace) -> int:
     """Compare an npydata checkpoint with its checksums, or scan a folder of any checkpoints."""
     from npydata.checkpointer.load import verify_checkpoint
@@ -289,6 +255,14 @@ def run_verify(args: argparse.Namespace) -> int:
     if newest is None:
         return EXIT_BAD_INPUT
     return EXIT_OK if newest is found[0] else EXIT_ONLY_OLDER
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    """Run a script and report where its time went."""
+    from npydata import trace
+
+    warnings.showwarning = PLAIN_WARNING  # the script's warnings are its own
+    return trace.run(args.script, args.args, out=args.out, steps=args.steps)
 
 
 # The commands: names, help and arguments
