@@ -128,7 +128,7 @@ class PrefetchIterator:
                 self.close()
             if is_end:
                 raise StopIteration
-            return self._transfer.receive(batch) if self._transfer.moves else batch
+            return self._transfer.receive(batch)
         except StopIteration:
             raise
         except BaseException:  # Ctrl-C as well: after a lost batch, the following one isn't next
