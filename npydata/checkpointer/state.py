@@ -46,24 +46,16 @@ class TrainingState:
 def capture_rng() -> dict[str, Any]:
     """Return the state of all random generators: Python's, numpy's, torch's, each accelerator's."""
     name, keys, *rest = np.random.get_state(legacy=True)
-    return {
+    state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": (name, np.asarray(keys).tobytes(), *rest),
         "torch": torch.get_rng_state().numpy().tobytes(),
-        **capture_on_accelerators(),
     }
-
-
-def capture_on_accelerators() -> dict[str, list[bytes]]:
-    """Return the states of the generators of all accelerators, keyed by device type.
-
-    Without an accelerator that is ``cuda`` with an empty list.
-    """
-    if (found := with_streams()) is None:
-        return {"cuda": []}
-    module = torch.get_device_module(found)
-    devices = range(torch.accelerator.device_count())
-    return {found.type: [module.get_rng_state(device).numpy().tobytes() for device in devices]}
+    if (found := with_streams()) is not None:
+        module = torch.get_device_module(found)
+        devices = range(torch.accelerator.device_count())
+        state[found.type] = [module.get_rng_state(one).numpy().tobytes() for one in devices]
+    return state
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
