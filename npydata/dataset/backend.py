@@ -73,7 +73,10 @@ class Backend:
         return out
 
     def will_need(self, starts: IntArray, counts: IntArray) -> bool:
-        """Ask the kernel to read ahead unless a sample is in memory; return whether it was."""
+        """Ask the kernel to read ahead; return False.
+
+        If the first pages of some of the windows are all in memory, ask for nothing; return True.
+        """
         itemsize = self.header.dtype.itemsize
 
         def is_resident(begin: int) -> bool:

@@ -1,1 +1,1 @@
-"""What the parts need from the system: page cache advice, atomic writes, progress bars."""
+"""What the parts need from the system: page cache, atomic writes, accelerator, threads, output."""

@@ -1,8 +1,9 @@
 """The page cache as counters: which pages are in memory, what was read, and what to read ahead.
 
-The kernel keeps recently read parts of files in memory, in pages of 4 KiB. Everything here either
-asks about that cache or advises it; nothing here reads a token. Built in
-``notebooks/01_memmap_dataset``, and used for cold files in ``notebooks/04_throughput``.
+The kernel keeps recently read parts of files in memory, in pages of 4 KiB. Most functions here ask
+about that cache or advise it; the last ones say whether to map a file, and give memory to read it
+into. Built in ``notebooks/01_memmap_dataset``, and used for cold files in
+``notebooks/04_throughput``.
 """
 
 import ctypes
@@ -108,7 +109,8 @@ def advise_willneed(
     """Ask the kernel to start reading byte ranges of a file, unless a sample of them is in memory.
 
     ``is_resident(begin)`` checks one range; up to ``SAMPLED_RANGES`` of them are checked. Returns
-    True if nothing was asked for, because these were in memory. Other threads run meanwhile.
+    True if nothing was asked for, because these were in memory, or because this system takes no
+    advice. Other threads run meanwhile.
     """
     step = max(1, -(-len(begins) // SAMPLED_RANGES))
     ranges = list(zip(begins.tolist(), lengths.tolist(), strict=True))
