@@ -26,7 +26,7 @@ from npydata.reader.formats import safetensors
 from npydata.reader.formats.safetensors import RESERVED, Layout
 from npydata.reader.formats.training import PIECE_BYTES, FileEntry, crc32, encode, refused
 from npydata.reader.names import free_name
-from npydata.system.accelerator import PinnedPages, is_queued, with_streams
+from npydata.system.accelerator import PinnedPages, accelerator_with_streams, is_queued
 from npydata.system.page_cache import huge_memory
 from npydata.system.threads import InterruptSafeEvent
 
@@ -188,7 +188,7 @@ class StagingBuffer:
             self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # free it first
             nbytes, self._pinned = max(nbytes, PAGE), pin
             # Only CUDA and ROCm pin existing memory; others allocate new pinned memory.
-            if pin and not hasattr(torch.get_device_module(with_streams()), "cudart"):
+            if pin and not hasattr(torch.get_device_module(accelerator_with_streams()), "cudart"):
                 memory = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=True)
                 begin = -memory.data_ptr() % PAGE
                 self.bytes = memory[begin : begin + nbytes]

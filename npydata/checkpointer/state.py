@@ -11,7 +11,7 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.reader.formats.training import MAX_STATE_BYTES, encode
-from npydata.system.accelerator import with_streams
+from npydata.system.accelerator import accelerator_with_streams
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ def capture_rng() -> dict[str, Any]:
         "numpy": (name, np.asarray(keys).tobytes(), *rest),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
-    if (found := with_streams()) is not None:
+    if (found := accelerator_with_streams()) is not None:
         module = torch.get_device_module(found)
         devices = range(torch.accelerator.device_count())
         state[found.type] = [module.get_rng_state(one).numpy().tobytes() for one in devices]
@@ -80,7 +80,7 @@ def set_generators(state: Mapping[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
     torch.set_rng_state(as_byte_tensor(state["torch"]))
-    if (found := with_streams()) is not None:
+    if (found := accelerator_with_streams()) is not None:
         module = torch.get_device_module(found)
         devices = range(torch.accelerator.device_count())
         for device, one in zip(devices, state.get(found.type, []), strict=False):

@@ -1,4 +1,4 @@
-"""Batches: split into samples, cut into smaller ones, joined into one, and copied."""
+"""Batches: their samples, split into smaller ones, joined into one, and copied."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,18 +10,18 @@ from torch.utils._pytree import tree_map, tree_map_only
 from npydata.errors import NpyDataError
 
 
-def split(batch: Any) -> list[Any]:
+def samples_of(batch: Any) -> list[Any]:
     """Return the samples of a batch: tensors, also nested in containers, or packed rows."""
     if hasattr(batch, "samples"):  # a batch with parts that don't belong to one sample each
         return list(batch.samples())
     if isinstance(batch, Mapping):
-        return [dict(zip(batch, sample, strict=True)) for sample in split([*batch.values()])]
+        return [dict(zip(batch, sample, strict=True)) for sample in samples_of([*batch.values()])]
     if isinstance(batch, tuple | list) and not isinstance(batch[0], str):
-        return list(zip(*map(split, batch), strict=True))
+        return list(zip(*map(samples_of, batch), strict=True))
     return list(batch)
 
 
-def cut(batch: Any, sizes: list[int]) -> Any:
+def split(batch: Any, sizes: list[int]) -> Any:
     """Return a batch of tensors or packed rows as several batches of ``sizes`` samples."""
     if hasattr(batch, "samples"):
         return batch.split(sizes)

@@ -32,7 +32,7 @@ import torch
 from torch.utils.data import Dataset
 
 from npydata.dataset.backend import Access
-from npydata.dataset.batches import split
+from npydata.dataset.batches import samples_of
 from npydata.dataset.fingerprint import fingerprint_of
 from npydata.dataset.formats import FormatName
 from npydata.dataset.token_file import TokenFile, open_tokens
@@ -142,11 +142,11 @@ class TokenDataset(Dataset[Any]):
             one = operator.index(index)
         except TypeError:
             return self.fetch(index)
-        return split(self.fetch([one]))[0]
+        return samples_of(self.fetch([one]))[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of a batch one by one, for a stock ``DataLoader``'s collate."""
-        return split(self.fetch(indices))
+        return samples_of(self.fetch(indices))
 
     def __repr__(self) -> str:
         more = f" and {len(self.files) - 1:,} more files" if len(self.files) > 1 else ""

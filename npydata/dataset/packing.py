@@ -40,7 +40,8 @@ BLOCK_DOCUMENTS = 4096
 BLOCK_ROWS = 256
 """A block has documents for at least this many rows, because its last row may be padded."""
 TOLERATED = 16
-"""Cropping up to one part in this many of the room left beats looking for a shorter document."""
+"""A document too long for the room left is cropped to it if that loses at most one token for this
+many that fit; else a shorter document is looked for first."""
 LEAST_KEPT = 100_000
 """With fewer documents, rows are packed again each time, which takes a tenth of a second."""
 
@@ -142,13 +143,13 @@ def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
     waiting: dict[int, list[int]] = {}
     for item, size in enumerate(sizes):
         waiting.setdefault(size, []).append(item)
-    there = sum(1 << size for size in waiting)
+    sizes_left = sum(1 << size for size in waiting)  # as bits
     rows = []
-    while there:
+    while sizes_left:
         row, left = list[int](), room
-        while left and there:
-            size = (there & ((2 << left) - 1)).bit_length() - 1
-            larger = there >> left + 1
+        while left and sizes_left:
+            size = (sizes_left & ((2 << left) - 1)).bit_length() - 1
+            larger = sizes_left >> left + 1
             count = min(len(waiting[size]), left // size) if size > 0 else 0
             if cut and larger and size != left:
                 loss = (larger & -larger).bit_length()
@@ -161,7 +162,7 @@ def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
             del items[-count:]
             if not items:
                 del waiting[size]
-                there ^= 1 << size
+                sizes_left ^= 1 << size
             left = max(0, left - count * size)
         rows.append(row)
     return rows

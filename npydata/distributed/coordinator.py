@@ -146,17 +146,17 @@ class Coordinator:
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """On another rank: send the plan under rank 0's newest key; wait for the answer."""
-        end, pause, invited = time.monotonic() + 2 * self.timeout_s, FIRST_PAUSE_S, ""
+        end, pause, published = time.monotonic() + 2 * self.timeout_s, FIRST_PAUSE_S, ""
         try:
             while True:
                 if self._call("check", ["rank_0"]):
-                    invited = self._call("get", "rank_0").decode()
+                    published = self._call("get", "rank_0").decode()
                 # Checked after that: rank 0 answers before it publishes another key.
                 if self.key and self._call("check", [self._name("answer", self.rank)]):
                     break
-                if invited not in ("", self.key):
+                if published not in ("", self.key):
                     self.delete("plan", self.rank)
-                    self.key = invited
+                    self.key = published
                     self.send("plan", message)
                 if time.monotonic() > end:
                     raise RankError(f"rank 0 did not answer within {2 * self.timeout_s:g} s")

@@ -6,7 +6,12 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from npydata.errors import LoaderError
-from npydata.system.accelerator import has_streams, on_stream, why_unusable, with_streams
+from npydata.system.accelerator import (
+    accelerator_with_streams,
+    has_streams,
+    on_stream,
+    why_unusable,
+)
 
 
 class Transfer:
@@ -32,7 +37,9 @@ class Transfer:
         self.stream = None
         if self.device is not None and has_streams(self.device):
             self.stream = torch.Stream(self.device)
-        self.pins = self.stream is not None or (pin_memory and with_streams() is not None)
+        self.pins = self.stream is not None or (
+            pin_memory and accelerator_with_streams() is not None
+        )
         self.moves = self.device is not None or self.pins
         """Whether there is anything to do; walking through a batch costs time."""
 

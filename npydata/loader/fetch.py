@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
-from npydata.dataset.batches import copied, cut, split
+from npydata.dataset.batches import copied, samples_of, split
 from npydata.dataset.windows import MASK64
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
@@ -96,20 +96,20 @@ class Fetcher:
         plans = [self.order(k) for k in numbers]
         batches: list[Any] = [None] * self.group
         if self.group > 1 and plans[-1].items is not None:
-            with suppress(Exception):  # made one by one below, its own batch raises it
-                batches = self.together(numbers.start, plans)
+            with suppress(Exception):  # raised again below, by the batch it belongs to
+                batches = self.fetch_group(numbers.start, plans)
         return [
             make_or_wrap(partial(self.deliver, plan=plan, batch=batch), k)
             for k, plan, batch in zip(numbers, plans, batches, strict=True)
         ]
 
-    def together(self, first: int, plans: list[Plan]) -> Any:
-        """Fetch several batches as one, and cut it."""
+    def fetch_group(self, first: int, plans: list[Plan]) -> Any:
+        """Fetch several batches as one, and split it."""
         assert self.fetch
         if self.read_ahead:
             self.read_ahead.before(first)
         batch = self.fetch(np.concatenate([plan.items for plan in plans]))
-        return cut(batch, [len(plan.items) for plan in plans])
+        return split(batch, [len(plan.items) for plan in plans])
 
     def deliver(self, number: int, *, plan: Plan, batch: Any) -> Delivery:
         """Return a batch, made now if it isn't there; an error names the batch and its samples."""
@@ -144,7 +144,7 @@ class Fetcher:
     def samples(self, plan: Plan) -> list[Any]:
         """Return the samples of a plan one by one."""
         if self.fetch:
-            return split(self.fetch(np.asarray(plan.items, np.int64)))
+            return samples_of(self.fetch(np.asarray(plan.items, np.int64)))
         if self.is_stream:
             return list(plan.items)
         indices = plan.items.tolist() if isinstance(plan.items, np.ndarray) else plan.items

@@ -260,7 +260,7 @@ class AsyncDataLoader:
                 f"made for {self.world_size} of {ranks} ranks: make it after init_process_group()"
             )
         window = self.prefetch_factor * max(1, self.num_workers)  # 0: made by the caller
-        group = self._batches_together()
+        group = self._group_size()
         buffer = ReorderBuffer((window + 1 - group) // group)
         start = self._cursor.next_start()
         order: EpochOrder | PulledOrder
@@ -273,9 +273,7 @@ class AsyncDataLoader:
                 window=window,
             )
         else:
-            if (
-                self._cursor.source_in_position
-            ):  # its own epoch ended there: nothing to load or skip
+            if self._cursor.source_in_position:  # by ending its epoch: nothing to load or skip
                 start = start._replace(order=None)
             order = PulledOrder(
                 self._source,
@@ -420,7 +418,7 @@ class AsyncDataLoader:
             "_source_locks": defaultdict(threading.RLock),
         }
 
-    def _batches_together(self) -> int:
+    def _group_size(self) -> int:
         """Return how many batches are fetched as one, with one wake-up of a thread.
 
         Small batches of windows and packed rows are fetched together: they come so fast that calls

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-def with_streams() -> torch.device | None:
+def accelerator_with_streams() -> torch.device | None:
     """Return the accelerator whose work is queued in streams, if there is one."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return None if found is None or found.type == "mps" else found
@@ -19,7 +19,7 @@ def with_streams() -> torch.device | None:
 
 def has_streams(device: torch.device) -> bool:
     """Whether work on a device is queued in streams."""
-    found = with_streams()
+    found = accelerator_with_streams()
     return found is not None and device.type == found.type
 
 
@@ -90,7 +90,7 @@ class PinnedPages:
         to the system while CUDA held it as pinned, copies into new memory at its address would be
         written to the old pages.
         """
-        accelerator = with_streams()
+        accelerator = accelerator_with_streams()
         module: Any = None if accelerator is None else torch.get_device_module(accelerator)
         if not hasattr(module, "cudart"):
             return
