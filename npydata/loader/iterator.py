@@ -97,6 +97,7 @@ class PrefetchIterator:
         self._ended_by = ""
         self._turn = threading.Lock()
         self._began = time.perf_counter()
+        prefetcher.start()  # with the finalizer in place: Ctrl-C may come at any moment
 
     def __iter__(self) -> "PrefetchIterator":
         return self

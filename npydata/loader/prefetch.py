@@ -135,11 +135,14 @@ class Prefetcher:
             )
             for k in range(workers)
         ]
+
+    def start(self) -> None:
+        """Start the workers."""
         try:
             for thread in self.threads:
                 thread.start()
         except BaseException:  # no more threads available, or Ctrl-C: those that run must end
-            buffer.close()
+            self.buffer.close()
             raise
 
     def next(self) -> Any:
