@@ -45,7 +45,7 @@ from npydata.system.progress import warn_caller
 
 LATEST = "latest"
 MAX_TRIES = 100
-"""How often to try a name that other processes take and free."""
+"""How often to try to take a name that other processes take and free meanwhile."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV}
 INCONCLUSIVE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT}
@@ -253,6 +253,8 @@ def put_in_place(temporary: Path, folder: Path) -> None:
                 exchange(temporary, folder)
                 require_replaceable(folder)
             break
+    else:
+        raise CheckpointError(f"{folder}: other processes took this name {MAX_TRIES} times")
     sync_folder(folder.parent)
 
 
