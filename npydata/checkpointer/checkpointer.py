@@ -157,15 +157,16 @@ class AsyncCheckpointer:
         folder = destination(dir)
         require_replaceable(folder)
         training = TrainingState() if training_state is None else training_state
-        files, values = without_collecting(plan_files)(model_state, optimizer_state)
+        files, values = plan_files(model_state, optimizer_state)
         small = serialized(values | {"training_state": encode_training(training)})
         snapshot = Snapshot(files, self._buffer)
         root = self._roots.setdefault(folder.parent, Root(folder.parent))
         keep = self.keep_last, self.keep_every
 
         def write() -> None:  # without self: dropping the checkpointer waits for it
-            with root.temporary() as temporary:  # os.utime tells clear_stale that it is in use
+            with root.temporary() as temporary:
                 entries = write_files(temporary, snapshot, {TRAINING: small})
+                # Meanwhile os.utime tells clear_stale, on other machines, that it is in use.
                 snapshot.require_verdict(lambda: os.utime(temporary))
                 root.commit(temporary, folder, training.step, entries, *keep)
 
@@ -385,6 +386,7 @@ class Save:
         return None if self.snapshot.cancelled else self.error
 
 
+@without_collecting
 def plan_files(
     model: Any, optimizer: Any, *, of_a_rank: bool = False
 ) -> tuple[Files, dict[str, Any]]:
