@@ -137,7 +137,7 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
         except BaseException as error:
             if not coordinator.in_background:  # else with_outcome does this, in the worker
                 with suppress(RankError):
-                    (await_outcome if coordinator.rank else publish_outcome)(coordinator, error)
+                    exchange_outcome(coordinator, error)
             cleanup.close()
             raise
 
@@ -179,10 +179,7 @@ def with_outcome(coordinator: Coordinator, temporary: Path, write: Any) -> None:
     except BaseException as error:
         failed = error
     try:
-        if coordinator.rank == 0:
-            publish_outcome(coordinator, failed)
-        else:
-            await_outcome(coordinator, failed)
+        exchange_outcome(coordinator, failed)
     except RankError as error:
         if failed is None or isinstance(failed, FileNotFoundError):
             failed = error  # rank 0 gave up first, and has removed the folder
@@ -194,25 +191,27 @@ def with_outcome(coordinator: Coordinator, temporary: Path, write: Any) -> None:
     raise failed
 
 
-def publish_outcome(coordinator: Coordinator, failed: BaseException | None) -> None:
-    """On rank 0: tell the others the outcome of the save, and wait until they know."""
-    message = {} if failed is None else coordinator.error_message(failed)
-    for rank in coordinator.others:
-        coordinator.send("outcome", message, rank)
-    with suppress(RankError):  # a rank that dies now had nothing more to do
-        coordinator.gather("left", LEAVE_S)
-    coordinator.delete("done", *coordinator.others)
+def exchange_outcome(coordinator: Coordinator, failed: BaseException | None) -> None:
+    """Make the outcome of the save known to all ranks; ``failed`` is what went wrong on this one.
 
-
-def await_outcome(coordinator: Coordinator, failed: BaseException | None) -> None:
-    """On another rank: tell rank 0 what failed here, unless it has given up; wait for the outcome.
+    Rank 0 publishes it, and waits until the others know. They tell rank 0 what failed, unless it
+    has given up, and wait for the outcome.
 
     Raises:
-        RankError: The save failed on some rank, or rank 0 did not answer.
+        RankError: Not on rank 0: the save failed on some rank, or rank 0 did not answer.
     """
-    mine = coordinator.rank
-    if failed is not None and coordinator.missing("outcome", [mine], 0):
-        coordinator.send("done", coordinator.error_message(failed))
+    mine, message = coordinator.rank, {}
+    if failed is not None:
+        message = coordinator.error_message(failed)
+    if mine == 0:
+        for rank in coordinator.others:
+            coordinator.send("outcome", message, rank)
+        with suppress(RankError):  # a rank that dies now had nothing more to do
+            coordinator.gather("left", LEAVE_S)
+        coordinator.delete("done", *coordinator.others)
+        return
+    if message and coordinator.missing("outcome", [mine], 0):
+        coordinator.send("done", message)
     if coordinator.missing("outcome", [mine], 2 * coordinator.timeout_s):
         raise RankError(
             f"rank 0 did not answer within {2 * coordinator.timeout_s:g} s: it may be saved or not"
