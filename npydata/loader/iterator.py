@@ -120,9 +120,9 @@ class PrefetchIterator:
             asked = time.perf_counter()
             batch, after, is_end = self._prefetcher.next()
             if not is_end:
-                now, stats = time.perf_counter(), self._stats
+                now, stats, first = time.perf_counter(), self._stats, first_tensor(batch)
                 stats.batches += 1
-                stats.tokens += elements(batch)
+                stats.tokens += 0 if first is None else first.numel()
                 stats.wait_s += now - asked
                 stats.elapsed_s = now - self._began
             if self._cursor.advance(after):  # with the last batch, so that nothing is left to stop
@@ -172,9 +172,3 @@ def close_in(process: int, prefetcher: Prefetcher) -> None:
     """Stop fetching, but not in a forked child, which has neither the threads nor their locks."""
     if os.getpid() == process:
         prefetcher.close()
-
-
-def elements(batch: Any) -> int:
-    """Return how many elements the first tensor of a batch has."""
-    first = first_tensor(batch)
-    return 0 if first is None else first.numel()

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from npydata.errors import LoaderError
@@ -126,7 +127,7 @@ class Prefetcher:
     """How long ``close`` waits for workers in the middle of a batch; they end after it anyway."""
 
     def __init__(self, make: Make, workers: int, buffer: ReorderBuffer) -> None:
-        self.buffer, self._make, self._number = buffer, make, 0
+        self.buffer, self._make, self._numbers = buffer, make, count()
         self.made = deque[Any]()
         """What is left of the list that was taken last."""
         self.threads = [
@@ -153,16 +154,15 @@ class Prefetcher:
         """
         made = self.made  # close(), in another thread, replaces it
         if not made:
-            group = self.buffer.take_next() if self.threads else self._make_one()
+            if self.threads:
+                group = self.buffer.take_next()
+            else:
+                group = make_or_wrap(self._make, next(self._numbers))
             made.extend(group if isinstance(group, list) else [group])
         result = made.popleft()
         if isinstance(result, ExceptionWrapper):
             result.reraise()
         return result
-
-    def _make_one(self) -> Any:
-        self._number += 1
-        return make_or_wrap(self._make, self._number - 1)
 
     def close(self) -> None:
         """Stop every worker at once, and wait for them unless the garbage collector runs in one."""
