@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,9 +38,9 @@ def recorded_eot_id(file: TokenFile) -> int | None:
     return None
 
 
-def record_path(path: str | os.PathLike[str]) -> Path:
+def record_path(path: Path) -> Path:
     """Return the path of a token file's record."""
-    return Path(f"{os.fspath(path)}{RECORD_SUFFIX}")
+    return Path(f"{path}{RECORD_SUFFIX}")
 
 
 class Documents:

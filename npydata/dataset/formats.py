@@ -61,7 +61,7 @@ def recognise(path: Path, dtype: TokenDtype | None) -> str:
         with open(path, "rb") as file:
             head = file.read(8)
     name = next((name for name, one in FORMATS.items() if one.sniff(path, head, dtype)), "")
-    if not path.exists() and name not in ("megatron", "datatrove"):
+    if not path.exists() and name != "megatron":  # which may be named by a prefix
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if name in ("raw", "") and head.startswith(b"PK\x03\x04"):
         raise TokenFileError(f"{path}: is a zip archive (.npz or a checkpoint), not a token file")
