@@ -375,7 +375,7 @@ def run(
     sys.path[0] = str(script.resolve().parent)
     install(tracer)
     try:
-        return exit_code(lambda: runpy.run_path(str(script), run_name="__main__"))
+        return run_script(script)
     finally:
         tracer.finish()
         if os.getpid() == process:  # and not a child that the script forked
@@ -387,10 +387,10 @@ def run(
                 tracer.write(out)
 
 
-def exit_code(work: Callable[[], object]) -> int:
-    """Return the exit code that Python would, and print an exception as Python does."""
+def run_script(script: Path) -> int:
+    """Run a script; return the exit code that Python would, and print an exception as it does."""
     try:
-        work()
+        runpy.run_path(str(script), run_name="__main__")
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
