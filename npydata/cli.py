@@ -222,9 +222,9 @@ def run_verify(args: argparse.Namespace) -> int:
     """Compare an npydata checkpoint with its checksums, or scan a folder of any checkpoints."""
     from npydata.checkpointer.load import verify_checkpoint
     from npydata.checkpointer.verify import scan
-    from npydata.reader.formats.training import MANIFEST
+    from npydata.reader.formats.training import MANIFEST, TRAINING
 
-    is_ours = (Path(args.path) / MANIFEST).is_file()
+    is_ours = all((Path(args.path) / name).is_file() for name in (MANIFEST, TRAINING))
     if is_ours and not args.json:
         manifest = verify_checkpoint(args.path, progress=not args.quiet)
         size = human_bytes(sum(entry.size for entry in manifest.files.values()))

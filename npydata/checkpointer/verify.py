@@ -26,7 +26,7 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 FILES = {".safetensors": "safetensors", ".ckpt": "lightning", ".pt": "torch", ".pth": "torch"}
 FOLDERS = (
     ("npydata", TRAINING),
-    ("npydata", rf"{MANIFEST} model\.safetensors"),
+    ("npydata", rf"{MANIFEST} model(\.safetensors)?"),
     ("lightning", r".*\.ckpt/"),
     ("transformers", r"trainer_state\.json"),
     ("transformers", r"checkpoint-\d+/"),
