@@ -221,7 +221,7 @@ def parsed_size(text: str) -> int:
 def run_verify(args: argparse.Namespace) -> int:
     """Compare an npydata checkpoint with its checksums, or scan a folder of any checkpoints."""
     from npydata.checkpointer.load import verify_checkpoint
-    from npydata.checkpointer.verify import scan
+    from npydata.checkpointer.scan import scan
     from npydata.reader.formats.training import MANIFEST, TRAINING
 
     is_ours = all((Path(args.path) / name).is_file() for name in (MANIFEST, TRAINING))

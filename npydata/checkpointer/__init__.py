@@ -13,7 +13,7 @@ And how a checkpoint is found again::
 
     commit.py        a root          -> latest_checkpoint: the newest complete folder
     load.py          that folder     -> load_checkpoint, verify_checkpoint: one manifest's files
-    verify.py        any folder      -> scan: checkpoints of any kind, complete or not, and why
+    scan.py          any folder      -> scan: checkpoints of any kind, complete or not, and why
 
 A *root* is a folder of checkpoints. A *run* is the training run that commits into it, over as many
 processes as it takes: a process that loads a checkpoint of a root continues that run there. A run's

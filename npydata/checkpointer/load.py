@@ -1,6 +1,6 @@
 """Load and verify an npydata checkpoint: one folder that commit.py put in place.
 
-Both use ``opened``, which opens all files of one manifest, as ``open_checkpoint`` does. (verify.py
+Both use ``opened``, which opens all files of one manifest, as ``open_checkpoint`` does. (scan.py
 looks at folders of any tool's checkpoints, and compares no bytes.)
 """
 

@@ -13,7 +13,7 @@ from checkpoint_tools import refuse_pickles
 from faults.saving import saved
 from safetensors.torch import save_file
 
-from npydata.checkpointer.verify import scan
+from npydata.checkpointer.scan import scan
 from npydata.cli import main
 
 

@@ -12,7 +12,7 @@ from faults.children import Child
 from safetensors.torch import load_file
 from torch.distributed import checkpoint as dcp
 
-from npydata.checkpointer.verify import scan
+from npydata.checkpointer.scan import scan
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 KILLS = 20
