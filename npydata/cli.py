@@ -125,6 +125,11 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+def print_safely(line: str) -> None:
+    """Print a line with names in it that may hold anything."""
+    print(harmless(printable(line), MESSAGE_LENGTH))
+
+
 def leave_closed_pipe() -> int:
     """End quietly when the reader of our output (``| head``) has gone."""
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -228,12 +233,7 @@ def run_verify(args: argparse.Namespace) -> int:
     if is_ours and not args.json:
         manifest = verify_checkpoint(args.path, progress=not args.quiet)
         size = human_bytes(sum(entry.size for entry in manifest.files.values()))
-        print(
-            harmless(
-                printable(f"ok: step {manifest.step:,}, {size}, verified ({args.path})"),
-                MESSAGE_LENGTH,
-            )
-        )
+        print_safely(f"ok: step {manifest.step:,}, {size}, verified ({args.path})")
         return EXIT_OK
     found = scan(args.path)
     if is_ours and found and found[0].kind == "npydata" and found[0].complete:
@@ -248,10 +248,10 @@ def run_verify(args: argparse.Namespace) -> int:
         for one in found:
             step = "-" if one.step is None else f"{one.step:,}"
             what = [one.kind, f"step {step}", human_bytes(one.nbytes), one.why or "complete"]
-            print(harmless(printable("  ".join([str(one.path), *what])), MESSAGE_LENGTH))
+            print_safely("  ".join([str(one.path), *what]))
         said = f"resume from {newest.path}" if newest else "no complete checkpoint"
         said += f" ({len(found)} found; bytes not compared)"
-        print(harmless(printable(said), MESSAGE_LENGTH))
+        print_safely(said)
     if newest is None:
         return EXIT_BAD_INPUT
     return EXIT_OK if newest is found[0] else EXIT_ONLY_OLDER
