@@ -278,8 +278,8 @@ def read_llmc(path: Path, _: TokenDtype | None) -> Header:
 
 # raw: headerless ids, such as OLMo's, though those are named .npy
 
-LARGEST_VOCABULARY = 1 << 20
-"""The largest in use have 2**18 tokens."""
+UNLIKELY_ID = 1 << 20
+"""The largest vocabularies in use have 2**18 tokens."""
 SAMPLED_BLOCKS, BLOCK_IDS = 8, 1024
 
 
@@ -292,10 +292,10 @@ def read_raw(path: Path, dtype: TokenDtype | None) -> Header:
     if dtype is None and count:
         begins = [count * k // SAMPLED_BLOCKS for k in range(SAMPLED_BLOCKS)]
         ids = np.concatenate([np.fromfile(path, found, BLOCK_IDS, offset=4 * b) for b in begins])
-        if np.count_nonzero(ids >= LARGEST_VOCABULARY) > len(ids) // 2:
+        if np.count_nonzero(ids >= UNLIKELY_ID) > len(ids) // 2:
             warn_caller(
                 f"{path}: read as uint32, because no dtype was given, but most ids are above "
-                f'{LARGEST_VOCABULARY:,}, as {ids.max()} is; give dtype="uint16" (as nanoGPT '
+                f'{UNLIKELY_ID:,}, as {ids.max()} is; give dtype="uint16" (as nanoGPT '
                 'writes it) or what it is, or dtype="uint32" if that is right'
             )
     return Header(path, "raw", found, (count,), 0, size, dtype_is_guess=dtype is None)
