@@ -44,7 +44,7 @@ def record_path(path: Path) -> Path:
 
 
 class Documents:
-    """The documents of one file: what says where they end and, on request, the ends themselves.
+    """The documents of one file: where they end, and whether the format, rows or a token says so.
 
     With ``eot_id`` a document ends after that token, whatever the format says; tokens after the
     last one in a file are a document as well.
