@@ -390,7 +390,7 @@ def run(
 def run_script(script: Path) -> int:
     """Run a script; return the exit code that Python would, and print an exception as it does."""
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        runpy.run_path(os.path.abspath(script), run_name="__main__")  # noqa: PTH100
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0

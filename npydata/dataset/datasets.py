@@ -138,11 +138,9 @@ class TokenDataset(Dataset[Any]):
         """
         if isinstance(index, slice):
             return self.fetch(range(*index.indices(len(self))))
-        try:
-            one = operator.index(index)
-        except TypeError:
+        if np.ndim(index):
             return self.fetch(index)
-        return samples_of(self.fetch([one]))[0]
+        return samples_of(self.fetch([operator.index(index)]))[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples of a batch one by one, for a stock ``DataLoader``'s collate."""

@@ -205,7 +205,7 @@ class PackedDataset(TokenDataset):
 
         first = self.files[0].path
         folder = first.parent if index_dir is None else Path(index_dir)
-        self.index = kept_index(folder / f".{first.name}.{self._fingerprint}", find_ends, packing)
+        self.index = kept_index(folder / f".npydata-{self._fingerprint}", find_ends, packing)
         if len(self) == 0:
             raise TokenFileError(f"{first}: no document has a token, expected one")
 
@@ -251,7 +251,7 @@ class PackedDataset(TokenDataset):
             raise
         except (IndexError, ValueError):  # the index is a file, which may be damaged
             raise TokenFileError(
-                f"{self.index.path}.*: damaged; remove it, and the rows are packed again"
+                f"{self.index.path}-*: damaged; remove it, and the rows are packed again"
             ) from None
         if self.as_dict is None:
             return batch

@@ -171,7 +171,7 @@ def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
 class PackIndex(NamedTuple):
     """The rows of a corpus: how many spans come before each row, and the spans.
 
-    In memory, or mapped from two ``.npy`` files, ``PATH.rows.npy`` and ``PATH.spans.npy``.
+    In memory, or mapped from two files in numpy's format, ``PATH-rows`` and ``PATH-spans``.
     """
 
     row_begins: IntArray
@@ -205,13 +205,14 @@ class PackIndex(NamedTuple):
 
 def index_files(path: Path) -> tuple[Path, Path]:
     """Return the two files of an index."""
-    return Path(f"{path}.rows.npy"), Path(f"{path}.spans.npy")
+    return Path(f"{path}-rows"), Path(f"{path}-spans")
 
 
 def begins_of_rows(spans: IntArray, seq_len: int) -> IntArray:
     """Return how many spans come before each row, and how many there are; every row is full."""
     ends = spans[:, LENGTH].cumsum()
-    return np.append(0, np.flatnonzero(ends % seq_len == 0) + 1)
+    ends %= seq_len  # in place: there may be a billion
+    return np.append(0, np.flatnonzero(ends == 0) + 1)
 
 
 def kept_index(

@@ -256,7 +256,7 @@ class ReadAhead:
 def accepts(function: Any, name: str) -> bool:
     """Whether a function can be called with that keyword, spelled out in its signature."""
     try:
-        return name in inspect.signature(function).parameters
+        return name in inspect.signature(getattr(function, "forward", function)).parameters
     except (TypeError, ValueError):  # some built-in functions have no signature
         return False
 

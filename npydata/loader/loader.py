@@ -516,9 +516,9 @@ def order_of(dataset: Any, config: AsyncDataLoaderConfig) -> tuple[str, Any]:
     source = config.sampler if config.batch_sampler is None else config.batch_sampler
     is_map = any(hasattr(dataset, one) for one in ("fetch", "__getitem__", "__getitems__"))
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not is_map):
-        if source is not None or config.shuffle:
+        if source is not None or config.shuffle or config.world_size:
             raise LoaderError(
-                f"sampler=, batch_sampler= or shuffle=True with {name}, a stream, "
+                f"sampler=, batch_sampler=, shuffle=True or world_size= with {name}, a stream, "
                 "which has an order of its own; leave it out"
             )
         return "stream", dataset

@@ -11,9 +11,11 @@ times.
 """
 
 import copy
+import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from operator import length_hint
@@ -230,7 +232,7 @@ class PulledOrder:
         own = {
             name: copy.deepcopy(thing.state_dict())
             for name, thing in things.items()
-            if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+            if hasattr(thing, "load_state_dict") and gives_state(thing)
         }
         generator = {} if own or not self._began_with else {"generator": self._began_with}
         return {"of": self.kind, "given": self._given, **own, **generator}
@@ -281,8 +283,15 @@ class PulledOrder:
 
     def _pull_on(self) -> list[Any]:
         """Return the items of the next batch, skipping those already given."""
-        while self._skip and self._pull(1):
+        samples = 0
+        while self._skip and (item := self._pull(1)):
             self._skip -= 1
+            samples += len(item[0]) if self.kind == "batch_sampler" else 0
+        if samples not in (0, self._samples):
+            raise LoaderError(
+                f"the batch sampler begins with other batches than it did: {samples} samples in "
+                f"those already given, expected {self._samples}"
+            )
         items = self._pull(self.size)
         if not items and self._reopen:
             self.iterator = iter(self.source)
@@ -302,6 +311,14 @@ class PulledOrder:
         except StopIteration:
             pass
         return items
+
+
+def gives_state(thing: Any) -> bool:
+    """Whether ``thing.state_dict()`` can be called; streaming libraries' own want arguments."""
+    with suppress(AttributeError, TypeError, ValueError):
+        inspect.signature(thing.state_dict).bind()
+        return True
+    return False
 
 
 def generator_of(source: Any) -> torch.Generator | None:

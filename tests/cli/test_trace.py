@@ -47,7 +47,7 @@ print(" ".join(f"{part}={seconds}" for part, seconds in spent.items()))
 def trace(tmp_path, code, *options, arguments=()):
     script = tmp_path / "script.py"
     script.write_text(code)
-    command = [sys.executable, "-m", "npydata", "trace", *options, script, *arguments]
+    command = [sys.executable, "-m", "npydata", "trace", *options, script.name, *arguments]
     return subprocess.run(
         [*map(str, command)],
         capture_output=True,
@@ -133,9 +133,9 @@ def test_a_script_without_a_loader_hears_that_its_batches_count_as_step(tmp_path
 
 def test_the_script_gets_its_arguments_and_imports_from_beside_it(tmp_path):
     (tmp_path / "helper.py").write_text("VALUE = 7\n")
-    code = "import sys, helper; print(sys.argv[1:], helper.VALUE, __name__)"
+    code = "import sys, helper; print(sys.argv[1:], helper.VALUE, __name__, __file__[0])"
     done = trace(tmp_path, code, arguments=["--out", "x", "-h"])
-    assert done.stdout == "['--out', 'x', '-h'] 7 __main__\n"
+    assert done.stdout == "['--out', 'x', '-h'] 7 __main__ /\n"
 
 
 def test_steps_end_the_script_early(tmp_path):

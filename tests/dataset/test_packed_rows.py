@@ -140,6 +140,8 @@ def test_many_documents_are_packed_once_and_found_again(tmp_path):
     path = write_documents(tmp_path / "a.ds", lengths)
     first = PackedDataset(path, 64, seed=1)
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    assert len(kept) == 4
+    assert not [*tmp_path.glob("*.npy")], "a list of token files would take it for one"
     pickled = pickle.dumps(first)
     assert len(pickled) < 16_384
     for ds in (PackedDataset(path, 64, seed=1), pickle.loads(pickled)):
@@ -167,7 +169,7 @@ DAMAGE = {
 def test_a_damaged_index_gives_no_other_rows(tmp_path, damage):
     path = write_documents(tmp_path / "a.ds", [3] * 120_000)
     expected = PackedDataset(path, 64).fetch([0, 5, -1]).inputs
-    rows, spans = sorted(tmp_path.glob(".a.ds.*"))
+    rows, spans = sorted(tmp_path.glob(".npydata-*"))
     for index in (rows, spans):
         DAMAGE[damage](index)
     with pytest.raises(TokenFileError, match="damaged"):

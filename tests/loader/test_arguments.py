@@ -86,9 +86,10 @@ def test_what_is_no_dataset_is_refused(dataset):
         AsyncDataLoader(dataset)
 
 
-def test_streams_take_no_sampler():
-    with pytest.raises(LoaderError, match="sampler"):
-        AsyncDataLoader(Stream(10), sampler=range(10))
+@pytest.mark.parametrize("settings", [{"sampler": range(10)}, {"rank": 1, "world_size": 2}])
+def test_streams_have_an_order_of_their_own(settings):
+    with pytest.raises(LoaderError, match="Stream, a stream, which has an order"):
+        AsyncDataLoader(Stream(10), **settings)
 
 
 SLIPS = """

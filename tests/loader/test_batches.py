@@ -123,13 +123,16 @@ def test_a_transforms_randomness_depends_on_seed_epoch_and_sample_only(workers, 
         before = sample if isinstance(sample, tuple) else (int(sample),)
         return *before, int(rng.integers(10**9))
 
+    class Draw(torch.nn.Module):
+        forward = staticmethod(draw)
+
     def twice(seed, size, **settings):
         loader = AsyncDataLoader(
             Fetched(50),
             batch_size=size,
             seed=seed,
             collate_fn=list,
-            transforms=[draw, lambda drawn: drawn, draw],
+            transforms=[draw, lambda drawn: drawn, Draw()],
             **settings,
         )
         return [{k: drawn for batch in loader for k, *drawn in batch} for _ in range(2)]

@@ -127,6 +127,16 @@ class Shuffled(torch.utils.data.Sampler):
         self.at = state["at"] % len(self.order)
 
 
+class Streaming(Stream):
+    """A stream whose state needs arguments that only its library's loader knows."""
+
+    def state_dict(self, samples, from_beginning):
+        return {"samples": samples}
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
 def loaders_of(length):
     """Return, by name, functions that make a loader whose order is somebody else's."""
     numbers = Numbers(length)
@@ -143,7 +153,7 @@ def loaders_of(length):
         "batch sampler": lambda w: AsyncDataLoader(
             numbers, batch_sampler=BatchSampler(SequentialSampler(numbers), 3, False), num_workers=w
         ),
-        "stream": lambda w: AsyncDataLoader(Stream(length), batch_size=3, num_workers=w),
+        "stream": lambda w: AsyncDataLoader(Streaming(length), batch_size=3, num_workers=w),
         "stateful stream": lambda w: AsyncDataLoader(
             StatefulStream(length), batch_size=3, num_workers=w
         ),
@@ -171,6 +181,15 @@ def test_orders_of_others_resume_up_to_four_times_too(kind):
             loader.load_state_dict(state)
             assert given + [values(batch) for batch in loader] == whole
             assert len([*loader]) == len(whole), "the next epoch is a whole one"
+
+
+def test_a_batch_sampler_that_begins_with_other_batches_is_refused():
+    loader = AsyncDataLoader(Numbers(24), batch_sampler=np.arange(24).reshape(6, 4))
+    take(loader, 3)
+    other = AsyncDataLoader(Numbers(24), batch_sampler=np.arange(24).reshape(12, 2))
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(LoaderError, match="6 samples in those already given, expected 12"):
+        next(iter(other))
 
 
 @ONCE
