@@ -39,7 +39,6 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as
 
 MIB = 1 << 20
 LESS_IS_BETTER = ("ms", "MiB", "x")
-ROLES = ("ours", "peer", "naive", "limit")
 COLORS = {
     "ours": "#0f766e",
     "before": "#7fb8b3",
@@ -79,7 +78,7 @@ def _role(role):
     return row
 
 
-ours, peer, naive, limit = map(_role, ROLES)
+ours, peer, naive, limit = map(_role, ("ours", "peer", "naive", "limit"))
 
 
 @dataclass(frozen=True)
@@ -201,16 +200,11 @@ def measure_section(bench, rows, args):
             return stack.enter_context(closing(Workers(checkout, count, bench.join, args.folder)))
 
         here = runner(HERE)
-        before = runner(args.against) if args.against else None
-        turns = [
-            (row, name, role, run)
-            for row in rows
-            for name, role, run in (
-                (row.name, row.role, here),
-                (f"{row.name}, before", "before", before),
-            )
-            if run and (role != "before" or row.role == "ours")
-        ]
+        turns = [(row, row.name, row.role, here) for row in rows]
+        if args.against:
+            before = runner(args.against)
+            own = [row for row in rows if row.role == "ours"]
+            turns += [(row, f"{row.name}, before", "before", before) for row in own]
         rounds = args.repeats * bench.rounds.get(section, 1)
         for number in range(rounds + 1):
             if number > 1:

@@ -204,8 +204,6 @@ class WithoutHints(NpyTokensDataset):
     def will_need(self, *_, **__):
         pass
 
-    advise_windows = will_need
-
 
 def without_hints(task, *, workers, prefetch):
     """The same without hints, read by pread: a fault in a map would also read ahead."""
