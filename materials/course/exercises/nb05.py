@@ -3,9 +3,9 @@
 import pickle
 import re
 from functools import partial
-from importlib import import_module
 
 import torch
+from opcodes import Name, Note, Storage, Stored
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
@@ -13,8 +13,6 @@ from course.lesson import defined, solution
 here = partial(solution, "05")
 GIVEN = defined("05")
 HANDLERS, Machine = GIVEN["HANDLERS"], GIVEN["Machine"]
-opcodes = import_module("opcodes")
-Name, Note, Storage = opcodes.Name, opcodes.Note, opcodes.Storage
 
 
 def stepped(answer, data, steps):
@@ -199,7 +197,7 @@ REDUCE = Exercise(
         (Name("collections.OrderedDict"), ()),
         (Name("os.makedirs"), ("surprise",)),
         (TENSOR, (ONE, 0, (2, 3), (3, 1))),
-        (PARAMETER, (opcodes.Stored(ONE, (6,), (1,), 0), True)),
+        (PARAMETER, (Stored(ONE, (6,), (1,), 0), True)),
         (PARAMETER, (MISSING, True)),
         (Name("os.makedirs"), (MISSING,)),
         (MISSING, (5,)),

@@ -12,10 +12,10 @@ from unittest.mock import patch
 import torch
 
 from course import lab
+from course.lab import scratch as scratch
 from course.lesson import ROOT, defined
 from course.play import cells
 from course.play.charts import bars
-from course.play.nb07 import scratch as scratch
 from course.play.toy_disk import NAME, NEW, OLD, Filmed, ToyDisk
 
 COLOURS = {
