@@ -339,12 +339,6 @@ step > done >> step >= done | The batch of step `done` was trained on already.
 start=1 >> start=done + 1 | After a resume the loader begins at the first batch again: its number stays 1.
 step > total >> False | The steps end with `total`.
 return >> continue | You go on fetching after step `total`.
+enumerate(loader, start=1) >> list(enumerate(loader, start=1)) | You fetch all the batches before the first step: the training waits for them.
 """,
-    others={
-        "You fetch all the batches before the first step: the training waits for them.": (
-            lambda loader, done, total: [
-                pair for pair in enumerate(loader, start=1) if done < pair[0] <= total
-            ]
-        ),
-    },
 )

@@ -169,8 +169,6 @@ def commit_seen(answer, keep_last, first):
 
 
 SOLUTION = solution("08", "commit")
-SYNC, NAME_LATEST = "    sync_folder(root)\n", "    name_latest(folder)\n"
-LATE = SOLUTION.define(SOLUTION.source.replace(NAME_LATEST + SYNC, SYNC + NAME_LATEST))
 COMMIT = Exercise(
     SOLUTION,
     [(None, False), (0, False), (1, True)],
@@ -183,8 +181,8 @@ COMMIT = Exercise(
     name_latest(folder) >> pass | `latest` still names the checkpoint before, and that one loads.
     remove_old(root, keep_last, folder) >> pass | Nothing is removed, though keep_last isn't None.
     name_latest(folder) >> name_latest(folder); keep_last is None or remove_old(root, keep_last, folder) | You remove the old one before the new one is durable.
+    name_latest(folder) >> sync_folder(root); name_latest(folder); keep_last is None or remove_old(root, keep_last, folder); return | `latest` isn't durable when you return: sync the root.
     """,
-    others={"`latest` isn't durable when you return: sync the root.": LATE},
     show=lambda keep_last, first: (
         f"commit(temporary, folder, keep_last={keep_last})"
         f"  # {'a first save' if first else 'step 10 is there, you commit step 20'}"

@@ -75,15 +75,11 @@ COUNTS_AFTER = Exercise(
     here("counts_after"),
     st.tuples(st.integers(0, 40), st.lists(st.integers(1, 9), min_size=2, max_size=4))
     | st.just((45, [7, 2, 1])),  # 45 * (7 / 10) is a little less than 31.5
-    others={
-        "Each source is rounded by itself, and they don't add up.": lambda samples, weights: [
-            round(samples * weight / sum(weights)) for weight in weights
-        ],
-    },
     misconceptions="""
 total - weight >> total | What is left is shared by the sources that are left: their weights, not all of them.
 samples - counts[-1] >> samples | A source has its share of what is left, not of all the samples.
 (samples * weight + total // 2) // total >> samples * weight // total | Rounded down, a source is behind all the time, and the last has it all.
 (samples * weight + total // 2) // total >> int(samples * (weight / total) + 0.5) | 7 / 10 is no exact float, and a half that should go up goes down.
+counts, total = [], sum(weights) >> return [round(samples * weight / sum(weights)) for weight in weights] | Each source is rounded by itself, and they don't add up.
 """,
 )
