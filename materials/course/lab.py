@@ -33,7 +33,7 @@ from course.promises import promises_of
 from course.widgets import Said, is_live, picture, say, sliders  # noqa: F401
 
 
-@dataclass(slots=True)
+@dataclass
 class Question:
     """What is asked, one of `choices` or a number, and what was answered."""
 
@@ -65,7 +65,7 @@ class Question:
         return self.mine if self.choices else f"{self.mine:,g} {self.unit}".strip()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Card:
     """A one-line change of a solution. The first symptom is what one would notice.
 

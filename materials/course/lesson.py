@@ -31,7 +31,7 @@ CELL = re.compile(r"^# %%( \[markdown\])?(?: tags=(\[.*\]))?[ \t]*\n", re.M)
 CHECKED = re.compile(r"^@check\n", re.M)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """A cell of a lesson's text."""
 
@@ -60,7 +60,7 @@ class Cell:
         return CHECKED.sub("", self.solved)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Solution:
     """A definition as the lesson's source has it, and the names it may use."""
 

@@ -1,7 +1,6 @@
 """Lesson 06: the bytes of a tensor in its file."""
 
 import struct
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -12,8 +11,6 @@ from course.grading.exercise import Exercise
 from course.lesson import solution
 from npydata import CheckpointError
 from npydata.reader.tensor import byte_span
-
-here = partial(solution, "06")
 
 
 def judged(answer, *case):
@@ -30,7 +27,7 @@ def sizes_add_up(places, begin, end):
 
 
 CHECK_NO_GAPS = Exercise(
-    here("check_no_gaps"),
+    solution("06", "check_no_gaps"),
     [
         ([(8, 16)], 8, 16),
         ([], 8, 8),
@@ -64,7 +61,7 @@ def header_of(name, extra):
 
 
 PAYLOAD_BEGIN = Exercise(
-    here("payload_begin"),
+    solution("06", "payload_begin"),
     [(header_of(4, 0), 0), (header_of(9, 22), 64), (header_of(300, 40_000), 2**33)],
     show=lambda header, at: "payload_begin(header, {})  # name: {} bytes, extra field: {}".format(
         at, *struct.unpack("<HH", header[26:])
@@ -128,7 +125,7 @@ def scanned(answer, there, told):
 
 
 SCAN_STORAGES = Exercise(
-    here("scan_storages"),
+    solution("06", "scan_storages"),
     [([], []), ([3], [3]), ([3], [2]), ([3, 0, 5], [3, 0, 5]), ([2, 4], [4, 2])],
     scanned,
     show=(

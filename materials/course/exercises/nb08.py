@@ -144,9 +144,9 @@ REMOVE_OLD = Exercise(
 
 def commit_seen(answer, keep_last, first):
     """Observe what may load after a power cut at any call, and what is there after the return."""
-    save, _, _ = saver_of(answer, None, keep_last)
-    _, before, load = saver_of(SOLUTION.define(), GIVEN["latest_in"])
-    before = (lambda root: None) if first else before
+    save, _ = saver_of(answer, None, keep_last)
+    before, load = saver_of(SOLUTION.define(), GIVEN["latest_in"])
+    before = (lambda *_: None) if first else before
     lacks = set()
 
     def noted(root):
@@ -154,10 +154,10 @@ def commit_seen(answer, keep_last, first):
         lacks.add(new.exists() and not GIVEN["is_complete"](new))
         return load(root)
 
-    _, cuts = film(save, before, noted)
+    _, cuts = film(save, noted, before=before)
     with TemporaryDirectory() as folder:
-        before(Path(folder))
-        save(Path(folder))
+        before(10, Path(folder))
+        save(20, Path(folder))
         left = sorted(path.name for path in Path(folder).iterdir())
     return {
         "a power cut at any call leaves": sorted(set(cuts.values())),

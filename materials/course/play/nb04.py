@@ -60,7 +60,7 @@ def rates_of(Loader, in_turn):
         count = sum(1 for _ in loader)
         return count / (time.perf_counter() - start)
 
-    found = in_turn({one: partial(rate, *one) for one in product((1, 2, 4), (1, 2, 4))}, 3)
+    found = in_turn({one: partial(rate, *one) for one in product((1, 2, 4), repeat=2)}, 3)
     for (workers, prefetch), row in found.items():
         spread = f"{median(row):4.0f} batches/s ({min(row):.0f} to {max(row):.0f})"
         print(f"workers {workers}, prefetch {prefetch}: {spread}")
