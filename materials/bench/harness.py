@@ -47,7 +47,7 @@ COLORS = {
     "limit": "#374151",
 }
 INK = "#222222"
-TIMES, SHARE = "{:.2f}x", "{:.1%}"
+SHARE = "{:.1%}"
 
 
 class Skip(Exception):  # noqa: N818
@@ -91,7 +91,7 @@ class Target:
     other: str | None = None
     at_least: float | None = None
     at_most: float | None = None
-    style: str = TIMES
+    style: str = "{:.2f}x"
     extra: bool = False
     """The value is the share of time that the row takes longer, round by round."""
 
@@ -251,8 +251,7 @@ class Workers:
         try:
             for rank in range(count):
                 mine, theirs = context.Pipe()
-                setup = (join, rank, count, shared) if join else None
-                process = context.Process(target=serve, args=(theirs, setup))
+                process = context.Process(target=serve, args=(theirs, join, rank, count, shared))
                 process.start()
                 theirs.close()
                 self.ends.append(mine)
@@ -287,11 +286,11 @@ class Workers:
             process.kill()
 
 
-def serve(end, setup):
+def serve(end, join, rank, count, shared):
     """Answer calls until the other end is closed."""
     with suppress(EOFError, BrokenPipeError):
-        if setup:
-            setup[0](*setup[1:])
+        if join:
+            join(rank, count, shared)
         while True:
             function, arguments = end.recv()
             try:
@@ -381,7 +380,6 @@ def judge(target, rows):
             "text": text,
             "value": value,
             "target": bound,
-            "at_most": at_most,
             "met": value <= bound if at_most else value >= bound,
         }
     ]
