@@ -118,16 +118,12 @@ ROWS = [
 ]  # fmt: skip
 
 
-def turn(row, args):
-    return row.work(args, **row.options)
-
-
 BENCH = Bench(
     name="device",
     about=__doc__,
     rows=ROWS,
     prepare=prepare,
-    turn=turn,
+    turn=lambda row, args: row.work(args, **row.options),
     options={"size_mb": (4096, 256)},
     groups={
         "returned": ("Until save returns", "ms"),

@@ -39,7 +39,6 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as
 
 MIB = 1 << 20
 LESS_IS_BETTER = ("ms", "MiB", "x")
-ROLES = ("ours", "peer", "naive", "limit")
 COLORS = {
     "ours": "#0f766e",
     "before": "#7fb8b3",
@@ -48,7 +47,7 @@ COLORS = {
     "limit": "#374151",
 }
 INK = "#222222"
-TIMES, SHARE = "{:.2f}x", "{:.1%}"
+SHARE = "{:.1%}"
 
 
 class Skip(Exception):  # noqa: N818
@@ -79,7 +78,7 @@ def _role(role):
     return row
 
 
-ours, peer, naive, limit = map(_role, ROLES)
+ours, peer, naive, limit = map(_role, ("ours", "peer", "naive", "limit"))
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Target:
     other: str | None = None
     at_least: float | None = None
     at_most: float | None = None
-    style: str = TIMES
+    style: str = "{:.2f}x"
     extra: bool = False
     """The value is the share of time that the row takes longer, round by round."""
 
@@ -201,16 +200,11 @@ def measure_section(bench, rows, args):
             return stack.enter_context(closing(Workers(checkout, count, bench.join, args.folder)))
 
         here = runner(HERE)
-        before = runner(args.against) if args.against else None
-        turns = [
-            (row, name, role, run)
-            for row in rows
-            for name, role, run in (
-                (row.name, row.role, here),
-                (f"{row.name}, before", "before", before),
-            )
-            if run and (role != "before" or row.role == "ours")
-        ]
+        turns = [(row, row.name, row.role, here) for row in rows]
+        if args.against:
+            before = runner(args.against)
+            own = [row for row in rows if row.role == "ours"]
+            turns += [(row, f"{row.name}, before", "before", before) for row in own]
         rounds = args.repeats * bench.rounds.get(section, 1)
         for number in range(rounds + 1):
             if number > 1:
@@ -257,8 +251,7 @@ class Workers:
         try:
             for rank in range(count):
                 mine, theirs = context.Pipe()
-                setup = (join, rank, count, shared) if join else None
-                process = context.Process(target=serve, args=(theirs, setup))
+                process = context.Process(target=serve, args=(theirs, join, rank, count, shared))
                 process.start()
                 theirs.close()
                 self.ends.append(mine)
@@ -293,11 +286,11 @@ class Workers:
             process.kill()
 
 
-def serve(end, setup):
+def serve(end, join, rank, count, shared):
     """Answer calls until the other end is closed."""
     with suppress(EOFError, BrokenPipeError):
-        if setup:
-            setup[0](*setup[1:])
+        if join:
+            join(rank, count, shared)
         while True:
             function, arguments = end.recv()
             try:
@@ -387,7 +380,6 @@ def judge(target, rows):
             "text": text,
             "value": value,
             "target": bound,
-            "at_most": at_most,
             "met": value <= bound if at_most else value >= bound,
         }
     ]

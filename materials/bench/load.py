@@ -30,7 +30,7 @@ from harness import (
     peak_memory,
     peer,
 )
-from model_states import FORMATS, State, plain_state, tiny_state, write_as
+from model_states import FORMATS, plain_state, tiny_state, write_as
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_read
@@ -54,18 +54,16 @@ def prepare(args):
 def our_folder(name, args):
     path = args.folder / f"{name}-{os.getpid()}"
     if not path.exists():
-        save_checkpoint(path, tiny_state(args.tiny) if name == "tiny" else model_of(args))
+        small = name == "tiny"
+        state = tiny_state(args.tiny) if small else model_of(args.size_mb, args.tensor_kb)
+        save_checkpoint(path, state)
     return path
 
 
-MODEL: State = {}
-
-
-def model_of(args):
+@cache
+def model_of(size_mb, tensor_kb):
     """Return the tensors of a model, all of them touched."""
-    if not MODEL:
-        MODEL.update(plain_state(args.size_mb * MIB, args.tensor_kb << 10))
-    return MODEL
+    return plain_state(size_mb * MIB, tensor_kb << 10)
 
 
 def our_load(path, model, *, into):
@@ -190,7 +188,7 @@ def turn(row, args):
         # from the last turn.
         aligned_memory(files[0].stat().st_size)
         CDLL(None).malloc_trim(0)
-    model = model_of(args) if into else {}
+    model = model_of(args.size_mb, args.tensor_kb) if into else {}
     source = files[0] if row.role == "limit" else path
     took = milliseconds(lambda: row.work(source, model, **row.options))
     return {row.section: args.size_mb * MIB / took / 1e3}

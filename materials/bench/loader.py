@@ -65,8 +65,8 @@ ROWS = [
         naive(step, "naive DataLoader", text(2, 2), naive_items, workers=2, prefetch=2))),
     ours("cold", "ours", DEFAULT, through_loader, workers=None),
     ours("cold", "ours", text(4, 4), through_loader, workers=4, prefetch=4),
-    *(peer("cold", "ours, no hints", text(w, p), without_hints, workers=w, prefetch=p,
-           quick=(w, p) in ((1, 8), (8, 2)))
+    *(peer("cold", "ours, no hints", text(w, p), through_loader, workers=w, prefetch=p,
+           dataset=without_hints, quick=(w, p) in ((1, 8), (8, 2)))
       for w, p in ((1, 8), (2, 8), (4, 4), (8, 2), (16, 2))),
     naive("cold", "naive DataLoader", "0 workers", naive_items, workers=0),
     naive("cold", "naive DataLoader", text(4, 2), naive_items, workers=4, prefetch=2),

@@ -6,7 +6,6 @@ import torch
 from harness import MIB
 from safetensors.torch import save_file
 
-State = dict[str, torch.Tensor]
 FORMATS = {
     "zip": ("zip.pt", torch.save),
     "legacy": ("legacy.pt", partial(torch.save, _use_new_zipfile_serialization=False)),

@@ -19,7 +19,6 @@ from tokens import (
     SEED,
     dataset_of,
     in_order,
-    loader,
     random_windows,
     through_loader,
     warm_rate,
@@ -50,14 +49,6 @@ def packed(task):
     """Open the documents; where the format does not know their ends, a token ends them."""
     known = open_tokens(task.path, dtype=task.dtype).document_ends is not None
     return dataset_of(task, PackedDataset, eot_id=None if known else END_OF_TEXT)
-
-
-def packed_rows(task):
-    return in_order(task, packed(task))
-
-
-def packed_through_loader(task, *, workers, prefetch=None):
-    return loader(task, packed(task), workers, prefetch)
 
 
 # Others: each yields rows of ``seq_len + 1`` tokens, and how many of them are padding
@@ -139,13 +130,14 @@ OTHERS = [
     *([(peer, "Grain", "first fit", first_fit)] if installed("grain") else []),
 ]
 ROWS = [
-    ours("row", "ours", "in process", packed_rows),
+    ours("row", "ours", "in process", in_order, dataset=packed),
     peer("row", WINDOWS, "in process", random_windows),
     *(role("row", name, setting, batches, rows=rows) for role, name, setting, rows in OTHERS),
     ours("epoch", "ours", "in process", packed),
     *(role("epoch", name, setting, rows) for role, name, setting, rows in OTHERS),
-    ours("loader", "ours", DEFAULT, packed_through_loader, workers=None),
-    ours("loader", "ours", "1 worker, prefetch 8", packed_through_loader, workers=1, prefetch=8),
+    ours("loader", "ours", DEFAULT, through_loader, workers=None, dataset=packed),
+    ours("loader", "ours", "1 worker, prefetch 8", through_loader, workers=1, prefetch=8,
+         dataset=packed),
     peer("loader", WINDOWS, DEFAULT, through_loader, workers=None),
     peer("loader", WINDOWS, "1 worker, prefetch 8", through_loader, workers=1, prefetch=8),
 ]  # fmt: skip

@@ -99,18 +99,14 @@ def copied(path, out):
 
 
 MMAP = "torch.load(mmap=True)"
-ONE_TENSOR = [
-    ("zip", ours, "ours", our_tensor, {}),
+WAYS = [
+    ("zip legacy safetensors", ours, "ours", our_tensor, {}),
     ("zip", peer, MMAP, torch_tensor, {"mmap": True}),
-    ("zip", naive, "torch.load", torch_tensor, {}),
-    ("zip", limit, "raw read", raw_read, {}),
-    ("legacy", ours, "ours", our_tensor, {}),
-    ("legacy", naive, "torch.load", torch_tensor, {}),
-    ("legacy", limit, "raw read", raw_read, {}),
-    ("safetensors", ours, "ours", our_tensor, {}),
+    ("zip legacy", naive, "torch.load", torch_tensor, {}),
     ("safetensors", peer, "safe_open", safe_tensor, {}),
-    ("safetensors", limit, "raw read", raw_read, {}),
+    ("zip legacy safetensors", limit, "raw read", raw_read, {}),
 ]
+ONE_TENSOR = [(kind, *way) for kind in FORMATS for kinds, *way in WAYS if kind in kinds]
 ROWS = [
     *(role(kind, name, kind, work, **options) for kind, role, name, work, options in ONE_TENSOR),
     *(role("memory", name, kind, work, **options)

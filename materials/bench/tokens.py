@@ -172,10 +172,11 @@ def batches_of(length, batch_size):
         epoch += 1
 
 
-def in_order(task, dataset):
-    """Fetch batch after batch in this process."""
-    for indices, _ in batches_of(len(dataset), task.batch_size):
-        yield dataset.fetch(indices)
+def in_order(task, *, dataset):
+    """Fetch batch after batch of what ``dataset(task)`` makes, in this process."""
+    data = dataset(task)
+    for indices, _ in batches_of(len(data), task.batch_size):
+        yield data.fetch(indices)
 
 
 def one_batch(task):
@@ -185,17 +186,13 @@ def one_batch(task):
         yield batch
 
 
-def loader(task, dataset, workers, prefetch):
+def through_loader(task, *, workers, prefetch=None, dataset=dataset_of):
     """Take batches through our loader, epoch after epoch; None: at its default."""
     given = {"num_workers": workers, "prefetch_factor": prefetch}
     given = {name: value for name, value in given.items() if value is not None}
-    batches = AsyncDataLoader(dataset, batch_size=task.batch_size, seed=SEED, **given)
+    batches = AsyncDataLoader(dataset(task), batch_size=task.batch_size, seed=SEED, **given)
     while True:
         yield from batches
-
-
-def through_loader(task, *, workers, prefetch=None):
-    return loader(task, dataset_of(task), workers, prefetch)
 
 
 class WithoutHints(NpyTokensDataset):
@@ -204,12 +201,10 @@ class WithoutHints(NpyTokensDataset):
     def will_need(self, *_, **__):
         pass
 
-    advise_windows = will_need
 
-
-def without_hints(task, *, workers, prefetch):
+def without_hints(task):
     """The same without hints, read by pread: a fault in a map would also read ahead."""
-    return loader(task, dataset_of(task, WithoutHints, access="pread"), workers, prefetch)
+    return dataset_of(task, WithoutHints, access="pread")
 
 
 # Others

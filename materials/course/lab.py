@@ -14,12 +14,14 @@ import difflib
 import os
 import random
 import re
+import shutil
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +33,7 @@ from course.promises import promises_of
 from course.widgets import Said, is_live, picture, say, sliders  # noqa: F401
 
 
-@dataclass(slots=True)
+@dataclass
 class Question:
     """What is asked, one of `choices` or a number, and what was answered."""
 
@@ -63,7 +65,7 @@ class Question:
         return self.mine if self.choices else f"{self.mine:,g} {self.unit}".strip()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Card:
     """A one-line change of a solution. The first symptom is what one would notice.
 
@@ -88,7 +90,7 @@ class Lesson:
         promised = import_module(f"course.promises.nb{number}")
         self.promises = promises_of(promised)
         self.cards: dict[str, Card] = promised.CARDS
-        self.asked: dict[str, Question] = {}
+        self.asked = defaultdict[str, Question](Question)
 
 
 _open: list[Lesson] = []
@@ -151,10 +153,15 @@ def _temporary() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="npydata-lab-")
 
 
+def scratch() -> Path:
+    """Return a fresh folder that goes when the kernel ends."""
+    return Path(mkdtemp(dir=_temporary().name))
+
+
 def folder() -> Path:
     """Return the folder of the learner's own files, lab/mine; outside Jupyter, a temporary one."""
     if "NPYDATA_LAB" not in os.environ:
-        os.environ["NPYDATA_LAB"] = str(lesson.ROOT / "lab") if is_live() else _temporary().name
+        os.environ["NPYDATA_LAB"] = str(lesson.ROOT / "lab" if is_live() else scratch())
     path = Path(os.environ["NPYDATA_LAB"]) / "mine"
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -178,7 +185,8 @@ def accepted(number: str) -> dict[str, str]:
 def write(name: str, number: str = "") -> Path:
     """Write one of the learner's files: the cells tagged with it, with what was accepted.
 
-    `number` is the lesson that it belongs to, by default the one that is open.
+    The given modules that it imports are copied beside it. `number` is the lesson that it belongs
+    to, by default the one that is open.
     """
     own, parts, builds = accepted(number or current().number), [], []
     for cell in lesson.cells(number or current().number):
@@ -195,6 +203,9 @@ def write(name: str, number: str = "") -> Path:
     if missing and not number:
         said += f"; the solution is used for {', '.join(missing)}"
     print(f"{'lab/mine/' * is_live()}{name}: {len(text.splitlines())} lines, {said}.")
+    for given in lesson.GIVEN.glob("*.py"):
+        if f"from {given.stem} import" in text:
+            shutil.copy(given, folder())
     return keep(name, text)
 
 
@@ -239,7 +250,7 @@ def ask(asked: Question, question: str, mine: Any, answered: Callable[[], Said])
 
 def reveal(name: str, truth: Any) -> None:
     """Say what it is, beside what was predicted."""
-    asked = current().asked.get(name) or Question()
+    asked = current().asked[name]
     found = truth if isinstance(truth, str) else f"{truth:,} {asked.unit}".strip()
     if asked.mine is None:
         print(f"It is: {found}. (You made no prediction.)")
@@ -251,11 +262,6 @@ def reveal(name: str, truth: Any) -> None:
         right = truth / asked.within <= asked.mine <= truth * asked.within
     said = f"It is: {found}. You said {asked.spoken()}: {'right' if right else 'not so'}."
     say(said, "green" if right else "red")
-
-
-def predicted(name: str) -> Any:
-    """Return what was predicted, or None."""
-    return current().asked.get(name, Question()).mine
 
 
 # Breaking

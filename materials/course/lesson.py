@@ -24,14 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {path.name[:2]: path for path in sorted((ROOT / "materials/lessons").glob("*_*.py"))}
 """The text of each lesson, by its number."""
 GIVEN = Path(__file__).parent / "play" / "given"
-"""Modules that are copied beside the learner's files; a lesson may import them, too."""
+"""Modules that lessons import, and the learner's files, beside which they are then copied."""
 sys.path.append(str(GIVEN))
 REGION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION\n?", re.M | re.S)
 CELL = re.compile(r"^# %%( \[markdown\])?(?: tags=(\[.*\]))?[ \t]*\n", re.M)
 CHECKED = re.compile(r"^@check\n", re.M)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
     """A cell of a lesson's text."""
 
@@ -60,7 +60,7 @@ class Cell:
         return CHECKED.sub("", self.solved)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Solution:
     """A definition as the lesson's source has it, and the names it may use."""
 

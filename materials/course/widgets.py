@@ -93,13 +93,14 @@ def ask(question: str, choices: Sequence[str], answered: Callable[[Any], Said]) 
     control.observe(settle, names="value")
 
 
-def sliders(draw: Callable[..., Any], **stops: Any) -> None:
-    """Draw at the starting values; live, with a slider for each argument.
+def sliders(draw: Callable[..., Any], *built: Any, **stops: Any) -> None:
+    """Draw at the starting values; live, with a slider for each named argument.
 
-    Each argument is `(start, values)`. `draw` returns a matplotlib Figure and a text below it.
+    Each of these is `(start, values)`. `draw(*built, **values)` returns a matplotlib Figure and a
+    text below it.
     """
     if not is_live():
-        picture(*draw(**{name: start for name, (start, _) in stops.items()}))
+        picture(*draw(*built, **{name: start for name, (start, _) in stops.items()}))
         return
     from ipywidgets import Layout, SelectionSlider, VBox
 
@@ -117,7 +118,7 @@ def sliders(draw: Callable[..., Any], **stops: Any) -> None:
     show_control(VBox(list(controls.values())))
 
     def drawn() -> list[dict[str, Any]]:
-        figure, text = draw(**{name: one.value for name, one in controls.items()})
+        figure, text = draw(*built, **{name: one.value for name, one in controls.items()})
         return [as_picture(figure), {"text/plain": text}]
 
     shown = [show(one) for one in drawn()]

@@ -700,7 +700,7 @@ Say you can cut the naive script's data wait to a tenth, or a hundredth. How muc
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.faster(before), data_wait_is_faster_by=(2, [1, 2, 5, 10, 20, 50, 100]))
+sliders(play.faster, before, data_wait_is_faster_by=(2, [1, 2, 5, 10, 20, 50, 100]))
 
 # %% [markdown] tags=["takeaway"]
 """

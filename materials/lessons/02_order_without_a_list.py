@@ -175,7 +175,7 @@ Each shift depends only on the part that it leaves alone. So it can be undone. C
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.rounds(scramble), samples=(22, list(range(2, 43))))
+sliders(play.rounds, scramble, samples=(22, list(range(2, 43))))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -309,7 +309,7 @@ The ranks never communicate: each computes its own slice. Past the end `size` is
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.dealt(rank_slice), batch_size=(4, [3, 4, 5, 6]), ranks=(4, [1, 2, 3, 4]))
+sliders(play.dealt, rank_slice, batch_size=(4, [3, 4, 5, 6]), ranks=(4, [1, 2, 3, 4]))
 
 # %% [markdown] tags=["takeaway"]
 """

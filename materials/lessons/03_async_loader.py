@@ -294,7 +294,7 @@ Run it step by step: your buffer between two workers and a consumer, with a capa
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.steps_of(Buffer), step=(4, list(range(1, 18))))
+sliders(play.steps_of, Buffer, step=(4, list(range(1, 18))))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -508,7 +508,7 @@ Twelve batches, real threads, your code. A batch takes a worker between 5 and 60
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.run_of(Loader), workers=(2, [1, 2, 3, 4]), prefetch=(2, [1, 2, 3, 4]))
+sliders(play.run_of, Loader, workers=(2, [1, 2, 3, 4]), prefetch=(2, [1, 2, 3, 4]))
 
 # %% [markdown] tags=["takeaway"]
 """

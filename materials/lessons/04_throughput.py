@@ -324,7 +324,7 @@ The uneven disk again, as a model. (Your first loader's queue of 1 is a window o
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.model_of(follow), workers=(1, [1, 2, 3, 4]), window=(2, [1, 2, 4, 8, 16]))
+sliders(play.model_of, follow, workers=(1, [1, 2, 3, 4]), window=(2, [1, 2, 4, 8, 16]))
 
 # %% [markdown] tags=["takeaway", "term:starved"]
 """

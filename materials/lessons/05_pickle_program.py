@@ -539,7 +539,6 @@ It was 50,000 KB. The numbers stay where they are, however many there are.
 
 # %%
 write("reader.py")
-play.put_beside("opcodes.py")
 promises()
 
 # %% [markdown]

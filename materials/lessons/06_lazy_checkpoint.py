@@ -289,7 +289,8 @@ The number of elements doesn't matter: a column spans far more than it holds. Th
 
 # %% tags=["play", "nbval-ignore-output"]
 sliders(
-    play.slices(byte_span),
+    play.slices,
+    byte_span,
     rows=(2, [1, 2, 3]),
     column_step=(2, [1, 2, 3, 4, 5, 6]),
 )
@@ -474,7 +475,6 @@ The first page holds the bytes that say what the file is, and the pickle. The la
 
 # %%
 write("checkpoint.py")
-play.put_beside("files.py", "opcodes.py")
 promises()
 
 # %% [markdown]

@@ -292,7 +292,7 @@ Long documents go first, because short ones fit anywhere.
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.rows(fit_slowly), documents=(32, [4, 8, 16, 32, 48, 64, 96]))
+sliders(play.rows, fit_slowly, documents=(32, [4, 8, 16, 32, 48, 64, 96]))
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -399,7 +399,7 @@ print("sample 10^12 is", mixture[10**12])
 """
 
 # %% tags=["play", "nbval-ignore-output"]
-sliders(play.shares(counts_after), web=(7, list(range(1, 10))))
+sliders(play.shares, counts_after, web=(7, list(range(1, 10))))
 
 # %% [markdown] tags=["takeaway"]
 """

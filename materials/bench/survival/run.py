@@ -48,7 +48,7 @@ def main(argv=None):
         result[kind] = [
             {
                 "name": name,
-                "version": found_version(package),
+                "version": version(package) if package != "npydata" and installed(package) else "",
                 "cells": {one: cell(work, row, package, one, args, name) for one in chosen},
             }
             for name, (package, row) in rows.items()
@@ -59,10 +59,6 @@ def main(argv=None):
     if args.json:
         write_json(args.json, result)
     return 0
-
-
-def found_version(package):
-    return version(package) if package != "npydata" and installed(package) else ""
 
 
 def cell(work, row, package, column, args, name):

@@ -10,7 +10,7 @@ import torch
 UNITS = 64
 
 
-@dataclass(slots=True)
+@dataclass
 class Training:
     """What a saver is given: the state of each step, and the folder to save it to."""
 

@@ -47,8 +47,8 @@ class Trials:
     most: int
     outcomes: Counter = field(default_factory=Counter)
 
-    def save(self, fault):
-        """Save in a forked process; ``fault(root, step, report)`` comes before each step.
+    def save(self, fault, ended=lambda: None):
+        """Save in a forked process: ``fault(root, report)`` comes before step 2, ``ended()`` last.
 
         Returns the root, the last step that was called saved, and what the fault reported.
         """
@@ -57,8 +57,12 @@ class Trials:
         root.mkdir()
 
         def work(report):
-            self.saver.train(Training(root, 2, lambda step: fault(root, step, report), report))
-            fault(root, 0, report)
+            def before(step):
+                if step == 2:
+                    fault(root, report)
+
+            self.saver.train(Training(root, 2, before, report))
+            ended()
 
         child = start(work)
         lines = child.lines()
@@ -144,17 +148,15 @@ def signature(root):
 def kill(trials):
     """SIGKILL after a change of a file that step 2 makes, one after the other."""
 
-    def counting(root, step, report):
-        if step == 2:
-            watched(root, lambda: report("change"))
+    def counting(root, report):
+        watched(root, lambda: report("change"))
 
     *_, changes = trials.save(counting)
     for number in evenly(len(changes), trials.most):
 
-        def killing(root, step, report, number=number):
+        def killing(root, report, number=number):
             left = iter(range(number, -1, -1))
-            if step == 2:
-                watched(root, lambda: next(left) or os.kill(os.getpid(), signal.SIGKILL))
+            watched(root, lambda: next(left) or os.kill(os.getpid(), signal.SIGKILL))
 
         trials.judge(*trials.save(killing)[:2])
 
@@ -163,15 +165,12 @@ def power_cut(trials):
     """The disks that POSIX allows after a power cut during or after step 2, or a sample."""
     film, stack = trials.folder / "film", ExitStack()
 
-    def filming(root, step, report):
-        if step == 2:
-            camera = stack.enter_context(Camera(root, film).running())
-            stack.callback(watched(root, lambda: camera.note("seen", None)))
-            stack.callback(camera.confirm, 2)
-        elif step == 0:
-            stack.close()
+    def filming(root, report):
+        camera = stack.enter_context(Camera(root, film).running())
+        stack.callback(watched(root, lambda: camera.note("seen", None)))
+        stack.callback(camera.confirm, 2)
 
-    trials.save(filming)
+    trials.save(filming, stack.close)
     cuts = list(power_cuts(film, 40))
     random.Random(0).shuffle(cuts)
     for files, confirmed in cuts[: 5 * trials.most]:
@@ -186,17 +185,16 @@ def fsync_fails(trials):
     """Each fsync of step 2 in turn fails with EIO; whoever says "saved" then has not looked."""
 
     def failing(number):
-        def fault(root, step, report):
-            if step == 2:
-                real, calls = os.fsync, iter(range(1 << 30))
+        def fault(root, report):
+            real, calls = os.fsync, iter(range(1 << 30))
 
-                def fsync(file):
-                    report("fsync")
-                    if next(calls) == number:
-                        raise OSError(5, os.strerror(5))
-                    real(file)
+            def fsync(file):
+                report("fsync")
+                if next(calls) == number:
+                    raise OSError(5, os.strerror(5))
+                real(file)
 
-                os.fsync = fsync
+            os.fsync = fsync
 
         return fault
 
@@ -215,9 +213,8 @@ def disk_full(trials):
     largest = max(path.stat().st_size for path in root.rglob("*") if path.is_file())
     for limit in evenly(largest, max(2, trials.most // 10)):
 
-        def filling(root, step, report, limit=limit):
-            if step == 2:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        def filling(root, report, limit=limit):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
         trials.judge(*trials.save(filling)[:2])
 

@@ -5,7 +5,6 @@ This takes only the bytes of the tensors that are asked for.
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -64,7 +63,7 @@ def reproduce(folder):
     (folder / "log.txt").write_text("\n".join(log) + "\n")
 
 
-def _tried(folder: Path, name, begin):
+def _tried(folder, name, begin):
     try:
         return f"shape {read_rows(folder, name, begin, begin + 8).shape}"
     except EOFError as error:

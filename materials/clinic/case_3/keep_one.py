@@ -48,10 +48,10 @@ class Batch:
         self.disk.fsync_folder()
 
 
-def save(disk, step, parts, batch=Batch):
+def save(disk, step, parts):
     """Replace the checkpoint of an earlier step; the manifest's name makes it valid."""
     older = [name for name in disk.seen() if not name.startswith(f"step_{step}.")]
-    files, manifest = batch(disk), {}
+    files, manifest = Batch(disk), {}
     for part in PARTS:
         files.write(f"step_{step}.{part}", parts[part])
         manifest[part] = [len(parts[part]), files.checksums[f"step_{step}.{part}"]]

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
 from hypothesis import strategies as st
 
 from course.grading.exercise import Exercise
@@ -82,11 +81,6 @@ def pair_seen(answer, tokens):
     }
 
 
-def slices_of_one(tokens, out):
-    both = torch.from_numpy(tokens.astype(np.int64))
-    return both[:, :-1], both[:, 1:]
-
-
 SHIFTED_PAIR = Exercise(
     solution("01", "shifted_pair"),
     [
@@ -95,11 +89,9 @@ SHIFTED_PAIR = Exercise(
     ],
     pair_seen,
     show=lambda tokens: f"shifted_pair(np.array({tokens.tolist()}), out)  # {tokens.dtype}",
-    others={
-        "These are two slices of one array: not contiguous, so y.view(-1) fails.": slices_of_one
-    },
     misconceptions="""
 tokens[:, 1:] >> tokens[:, :-1] | y is x itself: nothing is left to predict.
+inputs, targets = out[0], out[1] >> both = torch.from_numpy(tokens.astype(np.int64)); return both[:, :-1], both[:, 1:] | These are two slices of one array: not contiguous, so y.view(-1) fails.
 """,
 )
 
@@ -126,12 +118,9 @@ def offsets_seen(answer, windows, *sizes):
 WINDOW_OFFSETS = Exercise(
     window_offsets,
     [
-        (np.array(windows), *sizes)
-        for windows, *sizes in [
-            ([0, 1, 2, 3], 2, 9, 4),
-            ([0, 1, 2, 3, 4, 5, 6], 3, 17, 5),
-            ([5, 11, 6], 6, 9, 1),
-        ]
+        (np.array([0, 1, 2, 3]), 2, 9, 4),
+        (np.array([0, 1, 2, 3, 4, 5, 6]), 3, 17, 5),
+        (np.array([5, 11, 6]), 6, 9, 1),
     ],
     offsets_seen,
     show=lambda windows, *sizes: (
@@ -159,23 +148,14 @@ def draw_seen(answer, indices, *case):
 RANDOM_WINDOWS = Exercise(
     random_windows,
     [
-        (np.array(indices), count, seed, epoch)
-        for indices, count, seed, epoch in [
-            ([0], 10**6, 0, 0),
-            ([3, 1, 4], 10, 5, 3),
-            ([10**12, 0], 2**40, 2**62, 1),
-        ]
+        (np.array([0]), 10**6, 0, 0),
+        (np.array([3, 1, 4]), 10, 5, 3),
+        (np.array([10**12, 0]), 2**40, 2**62, 1),
     ],
     draw_seen,
-    others={
-        "A generator's draw depends on who asked before: use hash_of.": (
-            lambda indices, count, seed, epoch: np.random.default_rng(
-                [seed % 2**32, epoch]
-            ).integers(0, count, len(indices))
-        ),
-    },
     misconceptions="""
 (hashes % np.array(count, np.uint64)).view(np.int64) >> hashes.view(np.int64) % count | Half of the hashes are too large for an int64 and turn negative there.
 .view(np.int64) >> | You return uint64; together with an int64 it turns into a float.
+hashes = hash_of(indices, seed, epoch) >> return np.random.default_rng([seed % 2**32, epoch]).integers(0, count, len(indices)) | A generator's draw depends on who asked before: use hash_of.
 """,
 )

@@ -1,6 +1,5 @@
 """Lesson 02: a shuffle that stores nothing, shared by ranks, and resumed."""
 
-from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -11,7 +10,6 @@ from course.grading.exercise import Exercise
 from course.lesson import solution
 from npydata.dataset.permutation import shift
 
-here = partial(solution, "02")
 HASHES = np.random.default_rng(0).integers(0, 2**64, 400, np.uint64, endpoint=False)
 HASHES[-1] = 2**64 - 3
 
@@ -66,7 +64,7 @@ def scramble_seen(answer, rows, columns, keys):
 
 
 SCRAMBLE = Exercise(
-    here("scramble"),
+    solution("02", "scramble"),
     [(2, 3, [(3, 4)]), (3, 4, [(3, 4), (5, 6)]), (9, 10, [(3, 4), (5, 6), (7, 8)])],
     scramble_seen,
     show=lambda rows, columns, keys: (
@@ -90,7 +88,7 @@ def walks(draw):
 
 
 SHUFFLED = Exercise(
-    here("shuffled"),
+    solution("02", "shuffled"),
     walks(),
     misconceptions="""
 cell >= n >> False | You return cells that are no sample, beyond the last one.
@@ -112,7 +110,7 @@ def epochs(draw):
 
 
 RANK_SLICE = Exercise(
-    here("rank_slice"),
+    solution("02", "rank_slice"),
     epochs(),
     show="rank_slice(batch={}, start={}, num_samples={}, batch_size={}, rank={}, world_size={})".format,
     misconceptions="""
@@ -134,7 +132,7 @@ def runs(draw):
 
 
 RESUMED = Exercise(
-    here("resumed"),
+    solution("02", "resumed"),
     runs(),
     show="resumed({}, batch_size={}, made={}, delivered={}, new_batch_size={})".format,
     misconceptions="""

@@ -2,19 +2,15 @@
 
 import pickle
 import re
-from functools import partial
-from importlib import import_module
 
 import torch
+from opcodes import Name, Note, Storage, Stored
 
 from course.grading.exercise import Exercise
 from course.lesson import defined, solution
 
-here = partial(solution, "05")
 GIVEN = defined("05")
 HANDLERS, Machine = GIVEN["HANDLERS"], GIVEN["Machine"]
-opcodes = import_module("opcodes")
-Name, Note, Storage = opcodes.Name, opcodes.Note, opcodes.Storage
 
 
 def stepped(answer, data, steps):
@@ -25,7 +21,7 @@ def stepped(answer, data, steps):
 
 
 STEP_UNGUARDED = Exercise(
-    here("step_unguarded"),
+    solution("05", "step_unguarded"),
     [
         (b"N.", 1),
         (b"K\x05.", 1),
@@ -69,7 +65,7 @@ def marks_seen(answer, *calls):
 
 
 MARK_MACHINE = Exercise(
-    here("MarkMachine"),
+    solution("05", "MarkMachine"),
     [
         (1, "mark"),
         ("pop_to_mark",),
@@ -119,7 +115,7 @@ def guarded(answer, data):
 
 
 STEP = Exercise(
-    here("step"),
+    solution("05", "step"),
     [
         (b"N.",),
         (b"",),
@@ -161,7 +157,7 @@ def noted(answer, data):
 
 
 NOTE_MACHINE = Exercise(
-    here("NoteMachine"),
+    solution("05", "NoteMachine"),
     [
         (b"cos\ngetcwd\n",),
         (b"cno_such_module\nfly\nN",),
@@ -194,12 +190,12 @@ ONE = Storage("0", torch.float32, 6)
 TENSOR, PARAMETER = Name("torch._utils._rebuild_tensor_v2"), Name("torch._utils._rebuild_parameter")
 MISSING = Note("os.getcwd", ())
 REDUCE = Exercise(
-    here("reduce"),
+    solution("05", "reduce"),
     [
         (Name("collections.OrderedDict"), ()),
         (Name("os.makedirs"), ("surprise",)),
         (TENSOR, (ONE, 0, (2, 3), (3, 1))),
-        (PARAMETER, (opcodes.Stored(ONE, (6,), (1,), 0), True)),
+        (PARAMETER, (Stored(ONE, (6,), (1,), 0), True)),
         (PARAMETER, (MISSING, True)),
         (Name("os.makedirs"), (MISSING,)),
         (MISSING, (5,)),

@@ -1,19 +1,16 @@
 """Lesson 06: the bytes of a tensor in its file."""
 
 import struct
-from functools import partial
 from types import SimpleNamespace
 
 import torch
 from hypothesis import strategies as st
+from opcodes import Storage
 
 from course.grading.exercise import Exercise
-from course.lesson import defined, solution
+from course.lesson import solution
 from npydata import CheckpointError
 from npydata.reader.tensor import byte_span
-
-here = partial(solution, "06")
-Storage = defined("06")["Storage"]
 
 
 def judged(answer, *case):
@@ -30,7 +27,7 @@ def sizes_add_up(places, begin, end):
 
 
 CHECK_NO_GAPS = Exercise(
-    here("check_no_gaps"),
+    solution("06", "check_no_gaps"),
     [
         ([(8, 16)], 8, 16),
         ([], 8, 8),
@@ -64,16 +61,11 @@ def header_of(name, extra):
 
 
 PAYLOAD_BEGIN = Exercise(
-    here("payload_begin"),
-    [(header_of(*lengths), at) for *lengths, at in [(4, 0, 0), (9, 22, 64), (300, 40_000, 2**33)]],
+    solution("06", "payload_begin"),
+    [(header_of(4, 0), 0), (header_of(9, 22), 64), (header_of(300, 40_000), 2**33)],
     show=lambda header, at: "payload_begin(header, {})  # name: {} bytes, extra field: {}".format(
         at, *struct.unpack("<HH", header[26:])
     ),
-    others={
-        "You round up to 64: only torch pads so, and by the extra field.": (
-            lambda header, at: -(-(at + 30 + int.from_bytes(header[26:28], "little")) // 64) * 64
-        ),
-    },
     misconceptions="""
 + extra_length >> | You forget the extra field: the padding is in it.
 + name_length >> | You forget the name, which stands right after the fixed part.
@@ -81,8 +73,8 @@ name_length = >> header = header[at:]; name_length = | `header` begins at its ow
 at + 30 >> 30 | You count from the header's beginning, not from the file's.
 at + 30 >> at | The fixed part itself has 30 bytes.
 name_length + extra_length >> header[26] + header[28] | You take one byte of each length; it has two.
-header[28:30], "little" >> header[28:30], "little", signed=True | Half of the lengths that two bytes can hold come out negative.
 name_length + extra_length >> int.from_bytes(header[26:28], "big") + int.from_bytes(header[28:30], "big") | The low byte comes first.
+return >> return -(-(at + 30 + name_length) // 64) * 64; return | You round up to 64: only torch pads so, and by the extra field.
 """,
 )
 
@@ -133,7 +125,7 @@ def scanned(answer, there, told):
 
 
 SCAN_STORAGES = Exercise(
-    here("scan_storages"),
+    solution("06", "scan_storages"),
     [([], []), ([3], [3]), ([3], [2]), ([3, 0, 5], [3, 0, 5]), ([2, 4], [4, 2])],
     scanned,
     show=(

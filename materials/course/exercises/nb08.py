@@ -144,9 +144,9 @@ REMOVE_OLD = Exercise(
 
 def commit_seen(answer, keep_last, first):
     """Observe what may load after a power cut at any call, and what is there after the return."""
-    save, _, _ = saver_of(answer, None, keep_last)
-    _, before, load = saver_of(SOLUTION.define(), GIVEN["latest_in"])
-    before = (lambda root: None) if first else before
+    save, _ = saver_of(answer, None, keep_last)
+    before, load = saver_of(SOLUTION.define(), GIVEN["latest_in"])
+    before = (lambda *_: None) if first else before
     lacks = set()
 
     def noted(root):
@@ -154,10 +154,10 @@ def commit_seen(answer, keep_last, first):
         lacks.add(new.exists() and not GIVEN["is_complete"](new))
         return load(root)
 
-    _, cuts = film(save, before, noted)
+    _, cuts = film(save, noted, before=before)
     with TemporaryDirectory() as folder:
-        before(Path(folder))
-        save(Path(folder))
+        before(10, Path(folder))
+        save(20, Path(folder))
         left = sorted(path.name for path in Path(folder).iterdir())
     return {
         "a power cut at any call leaves": sorted(set(cuts.values())),
@@ -169,8 +169,6 @@ def commit_seen(answer, keep_last, first):
 
 
 SOLUTION = solution("08", "commit")
-SYNC, NAME_LATEST = "    sync_folder(root)\n", "    name_latest(folder)\n"
-LATE = SOLUTION.define(SOLUTION.source.replace(NAME_LATEST + SYNC, SYNC + NAME_LATEST))
 COMMIT = Exercise(
     SOLUTION,
     [(None, False), (0, False), (1, True)],
@@ -183,8 +181,8 @@ COMMIT = Exercise(
     name_latest(folder) >> pass | `latest` still names the checkpoint before, and that one loads.
     remove_old(root, keep_last, folder) >> pass | Nothing is removed, though keep_last isn't None.
     name_latest(folder) >> name_latest(folder); keep_last is None or remove_old(root, keep_last, folder) | You remove the old one before the new one is durable.
+    name_latest(folder) >> sync_folder(root); name_latest(folder); keep_last is None or remove_old(root, keep_last, folder); return | `latest` isn't durable when you return: sync the root.
     """,
-    others={"`latest` isn't durable when you return: sync the root.": LATE},
     show=lambda keep_last, first: (
         f"commit(temporary, folder, keep_last={keep_last})"
         f"  # {'a first save' if first else 'step 10 is there, you commit step 20'}"

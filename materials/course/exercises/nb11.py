@@ -1,7 +1,5 @@
 """Lesson 11: documents that share a row, and sources that share a run."""
 
-from functools import partial
-
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -10,10 +8,8 @@ from course.grading.exercise import Exercise
 from course.lesson import solution
 from npydata.dataset.packing import within_groups
 
-here = partial(solution, "11")
-
 DOCUMENT_MASK = Exercise(
-    here("document_mask"),
+    solution("11", "document_mask"),
     [(torch.tensor(ids),) for ids in ([[0]], [[4, 4]], [[0, 0, 1]], [[7, 7, 9], [2, 3, 3]])],
     misconceptions="""
 same.tril() >> same | A position sees what comes after it: the token that it has to predict.
@@ -37,7 +33,7 @@ def row_of(lengths):
 
 
 TARGETS_IN_ROW = Exercise(
-    here("targets_in_row"),
+    solution("11", "targets_in_row"),
     st.lists(st.integers(1, 4), min_size=1, max_size=4).map(row_of),
     misconceptions="""
 tokens.roll(-1) >> tokens.roll(1) | That is the token before, not the one to predict.
@@ -57,7 +53,7 @@ def rows_seen(fit_slowly, sizes, room):
 
 
 FIT_SLOWLY = Exercise(
-    here("fit_slowly"),
+    solution("11", "fit_slowly"),
     st.tuples(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.just(9)) | st.just(([], 9)),
     rows_seen,
     misconceptions="""
@@ -72,18 +68,14 @@ key=lambda item: sizes[item] >> key=lambda item: item | Documents stand in the o
 
 
 COUNTS_AFTER = Exercise(
-    here("counts_after"),
+    solution("11", "counts_after"),
     st.tuples(st.integers(0, 40), st.lists(st.integers(1, 9), min_size=2, max_size=4))
     | st.just((45, [7, 2, 1])),  # 45 * (7 / 10) is a little less than 31.5
-    others={
-        "Each source is rounded by itself, and they don't add up.": lambda samples, weights: [
-            round(samples * weight / sum(weights)) for weight in weights
-        ],
-    },
     misconceptions="""
 total - weight >> total | What is left is shared by the sources that are left: their weights, not all of them.
 samples - counts[-1] >> samples | A source has its share of what is left, not of all the samples.
 (samples * weight + total // 2) // total >> samples * weight // total | Rounded down, a source is behind all the time, and the last has it all.
 (samples * weight + total // 2) // total >> int(samples * (weight / total) + 0.5) | 7 / 10 is no exact float, and a half that should go up goes down.
+counts, total = [], sum(weights) >> return [round(samples * weight / sum(weights)) for weight in weights] | Each source is rounded by itself, and they don't add up.
 """,
 )

@@ -31,7 +31,7 @@ ENDLESS = "it had not come to an end"
 STATM = Path("/proc/self/statm")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ended:
     """What became of a child: the value of its work, or why there is none."""
 

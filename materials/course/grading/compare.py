@@ -16,11 +16,7 @@ def same(expected: Any, got: Any) -> bool:
     Where an array or a tensor is expected, its dtype counts, too, unless it is empty.
     """
     if isinstance(expected, Mapping):
-        return (
-            isinstance(got, Mapping)
-            and expected.keys() == got.keys()
-            and all(same(expected[key], got[key]) for key in expected)
-        )
+        return isinstance(got, Mapping) and not apart(expected, got)
     if isinstance(expected, list | tuple | range):
         if isinstance(got, np.ndarray):
             got = got.tolist()

@@ -37,7 +37,7 @@ SETTINGS = hypothesis.settings(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """One misconception: in the solution's text, `old` becomes `new`."""
 

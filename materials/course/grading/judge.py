@@ -57,7 +57,7 @@ MUTANTS_S = 8.0
 """Seconds that the search for the nearest misconception may take."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verdict:
     """What is said of an answer; `right` is None while something is still to be written."""
 
@@ -66,7 +66,7 @@ class Verdict:
     printed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Seen:
     """What was observed of one case: a value, or the error that it ended in."""
 

@@ -1,16 +1,6 @@
 """Charts and tables that several lessons share."""
 
-import shutil
-
-from course import lab
-from course.lesson import GIVEN
 from course.play import cells
-
-
-def put_beside(*names):
-    """Put given modules beside the learner's files, which import them."""
-    for name in names:
-        shutil.copy(GIVEN / name, lab.folder() / name)
 
 
 def compare(before, after=None):

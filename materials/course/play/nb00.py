@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from course import lab
 from course.grading.observers import bytes_read as bytes_read
 from course.lesson import ROOT
-from course.play.charts import put_beside, strips
+from course.play.charts import strips
 
 TOKENS = ROOT / "materials" / "train_smoke.npy"
 SEQ_LEN, BATCH, SAVE_EVERY = 32, 64, 10
@@ -120,21 +120,17 @@ def draw_beside_guess(before):
     """Show the measured bar below the guessed one, in percent."""
     total = sum(before.values())
     measured = {part: 100 * ms / total for part, ms in before.items()}
-    guess = {part: lab.predicted(part) for part in before}
+    guess = {part: lab.current().asked[part].mine for part in before}
     guessed = {} if None in guess.values() else {"your guess": guess}
     draw("%", **guessed, measured=measured)
 
 
-def faster(before):
+def faster(before, data_wait_is_faster_by):
     """Return what the slider draws: the run with a faster data wait."""
-
-    def draw_at(data_wait_is_faster_by):
-        turned = before | {"data wait": before["data wait"] / data_wait_is_faster_by}
-        gain = sum(before.values()) / sum(turned.values())
-        rows = {"measured": before, f"{data_wait_is_faster_by} x": turned}
-        return bars(rows), f"data wait {data_wait_is_faster_by} x faster: the run {gain:.2f} x"
-
-    return draw_at
+    turned = before | {"data wait": before["data wait"] / data_wait_is_faster_by}
+    gain = sum(before.values()) / sum(turned.values())
+    rows = {"measured": before, f"{data_wait_is_faster_by} x": turned}
+    return bars(rows), f"data wait {data_wait_is_faster_by} x faster: the run {gain:.2f} x"
 
 
 # Looking
@@ -159,8 +155,7 @@ def one_checkpoint(write):
     """Write a checkpoint of the model after one step, and return the path of its file."""
     model, optimizer = new_model()
     train_step(model, optimizer, *next(iter(naive_batches())))
-    folder = lab.folder() / "one-checkpoint"
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = lab.scratch() / "one-checkpoint"
     write(folder, state_of(model, optimizer, 1))
     return folder / "state.safetensors"
 
@@ -178,8 +173,7 @@ def show_header(path):
 
 
 def write_the_rest(before):
-    """Put beside train.py what it needs: the model, and the settings."""
-    put_beside("model.py")
+    """Put the settings beside train.py, where the model is already."""
     settings = {"tokens": str(TOKENS.resolve()), "before": before}
     (lab.folder() / "settings.json").write_text(json.dumps(settings, indent=1))
     print("beside it: model.py (given) and settings.json (the data file, your first bar)")

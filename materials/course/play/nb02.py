@@ -31,54 +31,46 @@ def skipped(Loader, steps):
 # Drawing
 
 
-def rounds(scramble):
+def rounds(scramble, samples):
     """Return what the slider draws: where numbers have moved to after 0 to 3 rounds.
 
     Numbers are coloured by thirds; what is no sample is white.
     """
-
-    def draw(samples):
-        columns = int(np.ceil(np.sqrt(samples)))
-        rows = -(-samples // columns)
-        numbers = np.arange(rows * columns, dtype=np.uint64)
-        figure = cells.new_figure(10, 0.8 + 0.36 * rows)
-        for k, ax in enumerate(figure.subplots(1, 4)):
-            keys = [(11, 12), (13, 14), (15, 16)][:k]
-            moved = np.asarray(scramble(numbers.copy(), np.uint64(rows), np.uint64(columns), keys))
-            line = [
-                (f"({number})", "to come")
-                if number >= samples
-                else (number, THIRDS[3 * number // len(moved)] if cell < samples else "wrong")
-                for cell, number in enumerate(np.argsort(moved).tolist())
-            ]
-            lines = [("", line[k : k + columns]) for k in range(0, len(line), columns)]
-            cells.draw(ax, lines, f"rounds: {k}")
-        red = int((moved[:samples] >= samples).sum())
-        return figure, (
-            f"{samples} samples in {rows} x {columns} cells: after 3 rounds, {red} of {samples} "
-            "numbers stand in a cell that is no sample"
-        )
-
-    return draw
-
-
-def dealt(rank_slice):
-    """Return what the sliders draw: which rank gets which of 30 positions, one step a line."""
-
-    def draw(batch_size, ranks):
-        steps = [
-            [
-                (k, RANKS[rank])
-                for rank in range(ranks)
-                for k in rank_slice(step, 0, 30, batch_size, rank, ranks)
-            ]
-            for step in range(30)
+    columns = int(np.ceil(np.sqrt(samples)))
+    rows = -(-samples // columns)
+    numbers = np.arange(rows * columns, dtype=np.uint64)
+    figure = cells.new_figure(10, 0.8 + 0.36 * rows)
+    for k, ax in enumerate(figure.subplots(1, 4)):
+        keys = [(11, 12), (13, 14), (15, 16)][:k]
+        moved = np.asarray(scramble(numbers.copy(), np.uint64(rows), np.uint64(columns), keys))
+        line = [
+            (f"({number})", "to come")
+            if number >= samples
+            else (number, THIRDS[3 * number // len(moved)] if cell < samples else "wrong")
+            for cell, number in enumerate(np.argsort(moved).tolist())
         ]
-        lines = [(f"step {step}", line) for step, line in enumerate(steps) if line]
-        given = sum(map(len, steps))
-        text = f"{len(lines)} batches for each rank, {30 - given} positions dropped"
-        lines.append(("dropped", [(k, "wrong") for k in range(given, 30)]))
-        fills = {f"rank {rank}": RANKS[rank] for rank in range(ranks)}
-        return cells.rows(lines, "30 positions, dealt out to the ranks", fills, 9), text
+        lines = [("", line[k : k + columns]) for k in range(0, len(line), columns)]
+        cells.draw(ax, lines, f"rounds: {k}")
+    red = int((moved[:samples] >= samples).sum())
+    return figure, (
+        f"{samples} samples in {rows} x {columns} cells: after 3 rounds, {red} of {samples} "
+        "numbers stand in a cell that is no sample"
+    )
 
-    return draw
+
+def dealt(rank_slice, batch_size, ranks):
+    """Return what the sliders draw: which rank gets which of 30 positions, one step a line."""
+    steps = [
+        [
+            (k, RANKS[rank])
+            for rank in range(ranks)
+            for k in rank_slice(step, 0, 30, batch_size, rank, ranks)
+        ]
+        for step in range(30)
+    ]
+    lines = [(f"step {step}", line) for step, line in enumerate(steps) if line]
+    given = sum(map(len, steps))
+    text = f"{len(lines)} batches for each rank, {30 - given} positions dropped"
+    lines.append(("dropped", [(k, "wrong") for k in range(given, 30)]))
+    fills = {f"rank {rank}": RANKS[rank] for rank in range(ranks)}
+    return cells.rows(lines, "30 positions, dealt out to the ranks", fills, 9), text

@@ -148,33 +148,29 @@ EVENTS = (
 """What two workers and a consumer call, one after the other."""
 
 
-def steps_of(Buffer):
+def steps_of(Buffer, step):
     """Return what the slider draws: a buffer of room 3 after some events."""
-
-    def draw(step):
-        buffer = Buffer(10, capacity=3)
-        for event in EVENTS[:step]:
-            name, _, number = event.partition(" ")
-            getattr(buffer, name)(*[int(number)] * 2 if number else [])
-        line = [
-            (
-                k,
-                "taken"
-                if k < buffer.taken
-                else "ready"
-                if k in buffer.results
-                else "being made"
-                if k < buffer.claimed
-                else "to come",
-            )
-            for k in range(buffer.count)
-        ]
-        fills = {one: COLOURS[one] for one in ("taken", "ready", "being made", "to come")}
-        room = "there is room" if buffer.has_room() else "no room: the next claim would wait"
-        text = f"claimed {buffer.claimed}, taken {buffer.taken}: {room}"
-        return cells.rows([("", line)], f"After step {step}: {event}", fills), text
-
-    return draw
+    buffer = Buffer(10, capacity=3)
+    for event in EVENTS[:step]:
+        name, _, number = event.partition(" ")
+        getattr(buffer, name)(*[int(number)] * 2 if number else [])
+    line = [
+        (
+            k,
+            "taken"
+            if k < buffer.taken
+            else "ready"
+            if k in buffer.results
+            else "being made"
+            if k < buffer.claimed
+            else "to come",
+        )
+        for k in range(buffer.count)
+    ]
+    fills = {one: COLOURS[one] for one in ("taken", "ready", "being made", "to come")}
+    room = "there is room" if buffer.has_room() else "no room: the next claim would wait"
+    text = f"claimed {buffer.claimed}, taken {buffer.taken}: {room}"
+    return cells.rows([("", line)], f"After step {step}: {event}", fills), text
 
 
 # The loader at work
@@ -203,22 +199,18 @@ class Timed:
         return number
 
 
-def run_of(Loader):
+def run_of(Loader, workers, prefetch):
     """Return what the sliders draw: a real run of twelve batches."""
-
-    def draw(workers, prefetch):
-        data, consumer, waited, done = Timed(MAKE_MS), [], 0.0, 0.0
-        for number in Loader(data, 1, prefetch=prefetch, workers=workers):
-            got = data.ms()
-            time.sleep(STEP_MS / 1000)
-            consumer += [(done, got, "waits"), (got, data.ms(), "computed on", number)]
-            waited, done = waited + got - done, data.ms()
-        rows = {f"worker {k}": row for k, row in enumerate(data.made.values(), 1)}
-        alone = sum(MAKE_MS) + len(MAKE_MS) * STEP_MS
-        title = f"Twelve batches: workers {workers}, prefetch {prefetch}"
-        return strips(rows | {"consumer": consumer}, COLOURS, title, "time (ms)"), (
-            f"one after the other {alone} ms, side by side {done:.0f} ms, of which the consumer "
-            f"waited {waited:.0f} ms"
-        )
-
-    return draw
+    data, consumer, waited, done = Timed(MAKE_MS), [], 0.0, 0.0
+    for number in Loader(data, 1, prefetch=prefetch, workers=workers):
+        got = data.ms()
+        time.sleep(STEP_MS / 1000)
+        consumer += [(done, got, "waits"), (got, data.ms(), "computed on", number)]
+        waited, done = waited + got - done, data.ms()
+    rows = {f"worker {k}": row for k, row in enumerate(data.made.values(), 1)}
+    alone = sum(MAKE_MS) + len(MAKE_MS) * STEP_MS
+    title = f"Twelve batches: workers {workers}, prefetch {prefetch}"
+    return strips(rows | {"consumer": consumer}, COLOURS, title, "time (ms)"), (
+        f"one after the other {alone} ms, side by side {done:.0f} ms, of which the consumer "
+        f"waited {waited:.0f} ms"
+    )

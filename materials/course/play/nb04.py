@@ -9,14 +9,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from course import lab
+from course.exercises.nb04 import UNEVEN
 from course.play.cells import COLOURS
 from course.play.charts import strips
 from course.play.nb03 import Timed
-from course.play.nb07 import scratch
 from npydata import NpyTokensDataset, plot_sweep, sweep
 from npydata.system.page_cache import evict, resident_pages
 
-UNEVEN_MS = (2, 2, 2, 14)
 STEP_MS = 4
 
 
@@ -27,7 +26,7 @@ class UnevenDisk(Timed):
     """Batches of one sample that take 2 ms, and every fourth of them 14."""
 
     def __init__(self, batches=60):
-        super().__init__(UNEVEN_MS * (batches // len(UNEVEN_MS)))
+        super().__init__(UNEVEN * (batches // len(UNEVEN)))
 
 
 def watch(batches):
@@ -61,7 +60,7 @@ def rates_of(Loader, in_turn):
         count = sum(1 for _ in loader)
         return count / (time.perf_counter() - start)
 
-    found = in_turn({one: partial(rate, *one) for one in product((1, 2, 4), (1, 2, 4))}, 3)
+    found = in_turn({one: partial(rate, *one) for one in product((1, 2, 4), repeat=2)}, 3)
     for (workers, prefetch), row in found.items():
         spread = f"{median(row):4.0f} batches/s ({min(row):.0f} to {max(row):.0f})"
         print(f"workers {workers}, prefetch {prefetch}: {spread}")
@@ -89,7 +88,7 @@ def win_of_a(in_turn):
 @cache
 def token_file():
     """Return a file of 134 MB: 2**26 tokens of 2 bytes."""
-    path = scratch() / "tokens.npy"
+    path = lab.scratch() / "tokens.npy"
     np.save(path, np.random.default_rng(0).integers(0, 64, 1 << 26, np.uint16))
     return path
 
@@ -110,23 +109,19 @@ def swept():
 # The model
 
 
-def model_of(follow):
+def model_of(follow, workers, window):
     """Return what the sliders draw: who does what when, in the learner's model."""
-
-    def draw(workers, window):
-        trips = follow(list(UNEVEN_MS) * 15, STEP_MS, workers, window)
-        rows = {f"worker {k + 1}": [] for k in range(workers)} | {"consumer": []}
-        for k, trip in enumerate(trips):
-            if trip.done < 90:
-                made = trip.begun, trip.made, "being made", k
-                rows[f"worker {trip.worker + 1}"].append(made)
-                rows["consumer"].append((trip.taken, trip.done, "computed on", k))
-        each = (trips[-1].done - trips[19].done) / (len(trips) - 20)
-        text = f"{each:.1f} ms a batch, a step takes {STEP_MS} ms: waits {1 - STEP_MS / each:.0%}"
-        title = f"The model: workers {workers}, window {window}"
-        return strips(rows, COLOURS, title, "time (ms)"), text
-
-    return draw
+    trips = follow(UNEVEN * 15, STEP_MS, workers, window)
+    rows = {f"worker {k + 1}": [] for k in range(workers)} | {"consumer": []}
+    for k, trip in enumerate(trips):
+        if trip.done < 90:
+            made = trip.begun, trip.made, "being made", k
+            rows[f"worker {trip.worker + 1}"].append(made)
+            rows["consumer"].append((trip.taken, trip.done, "computed on", k))
+    each = (trips[-1].done - trips[19].done) / (len(trips) - 20)
+    text = f"{each:.1f} ms a batch, a step takes {STEP_MS} ms: waits {1 - STEP_MS / each:.0%}"
+    title = f"The model: workers {workers}, window {window}"
+    return strips(rows, COLOURS, title, "time (ms)"), text
 
 
 # Cold files

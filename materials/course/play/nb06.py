@@ -10,13 +10,11 @@ import torch
 from files import File, Remote, first_pickles, slice_view
 from safetensors.torch import save_file
 
-from course.grading.child import what_happens
+from course.grading.child import what_happens as what_happens
 from course.play import cells
-from course.play.charts import compare, put_beside
+from course.play.charts import compare as compare
 from course.play.nb05 import SCRATCH, kilobytes, saved, twelve_matrices
 from npydata.system.page_cache import evict, resident_pages
-
-__all__ = ["compare", "put_beside", "what_happens"]
 
 CORNER = np.s_[2:5, :10]
 PAGES = 8
@@ -144,21 +142,17 @@ def where_the_directory_leads(path):
 # A view of a storage
 
 
-def slices(byte_span):
+def slices(byte_span, rows, column_step):
     """Return what the sliders draw: a slice of a matrix of 4 x 6, and its storage below."""
-
-    def draw(rows, column_step):
-        index = np.s_[1 : 1 + rows, ::column_step]
-        seen = slice_view(((4, 6), (6, 1), 0), index)
-        first, stop = byte_span(seen, 4)
-        chosen = np.arange(24).reshape(4, 6)[index]
-        storage = [(k, "read ahead" if first <= 4 * k < stop else "not read") for k in range(24)]
-        for k in chosen.flat:
-            storage[k] = k, "chosen"
-        lines = [(f"row {k}", storage[6 * k : 6 * k + 6]) for k in range(4)]
-        title = f"matrix[1:{1 + rows}, ::{column_step}] spans bytes {first} to {stop}"
-        text = "shape {}, strides {}, offset {}".format(*seen)
-        text += f": wanted {4 * chosen.size} bytes, spanned {stop - first}, of 96"
-        return cells.rows([*lines, ("storage", storage)], title), text
-
-    return draw
+    index = np.s_[1 : 1 + rows, ::column_step]
+    seen = slice_view(((4, 6), (6, 1), 0), index)
+    first, stop = byte_span(seen, 4)
+    chosen = np.arange(24).reshape(4, 6)[index]
+    storage = [(k, "read ahead" if first <= 4 * k < stop else "not read") for k in range(24)]
+    for k in chosen.flat:
+        storage[k] = k, "chosen"
+    lines = [(f"row {k}", storage[6 * k : 6 * k + 6]) for k in range(4)]
+    title = f"matrix[1:{1 + rows}, ::{column_step}] spans bytes {first} to {stop}"
+    text = "shape {}, strides {}, offset {}".format(*seen)
+    text += f": wanted {4 * chosen.size} bytes, spanned {stop - first}, of 96"
+    return cells.rows([*lines, ("storage", storage)], title), text

@@ -1,6 +1,5 @@
 """What lesson 07 breaks, measures and draws."""
 
-import tempfile
 import time
 from contextlib import suppress
 from functools import partial
@@ -11,14 +10,8 @@ from unittest.mock import patch
 import safetensors.torch
 import torch
 
+from course.lab import scratch
 from npydata.system.page_cache import page_faults
-
-_SCRATCH = tempfile.TemporaryDirectory(prefix="npydata-saves-")
-
-
-def scratch():
-    """Return a fresh folder that goes when the kernel ends."""
-    return Path(tempfile.mkdtemp(dir=_SCRATCH.name))
 
 
 def steps_in(folder):

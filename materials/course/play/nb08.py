@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +12,10 @@ from unittest.mock import patch
 import torch
 
 from course import lab
+from course.lab import scratch as scratch
 from course.lesson import ROOT, defined
 from course.play import cells
 from course.play.charts import bars
-from course.play.nb07 import scratch as scratch
 from course.play.toy_disk import NAME, NEW, OLD, Filmed, ToyDisk
 
 COLOURS = {
@@ -44,7 +44,7 @@ def step_state(step):
 
 
 def first_saver(write, latest, read):
-    """Return a save of step 20 by lesson 00's, that of step 10 before, and what says what loads."""
+    """Return a save by lesson 00's, and what says what loads."""
 
     def save(step, root):
         write(root / f"step-{step:06d}", step_state(step))
@@ -55,16 +55,17 @@ def first_saver(write, latest, read):
         except Exception:
             return "an error"
 
-    return partial(save, 20), partial(save, 10), load
+    return save, load
 
 
-def film(save, before, load, syncs=True):
-    """Save into a folder where `before` has happened. Return what loads, for each call that changes
-    names or flushes: if the process is killed after it, and if the power fails."""
+def film(save, load, syncs=True, before=None):
+    """Save step 20 into a folder where step 10 was saved, perhaps by another `before`. Return what
+    loads, for each call that changes names or flushes: if the process is killed after it, and if
+    the power fails."""
     left = {}
     with TemporaryDirectory() as folder:
         root = Path(folder).resolve()
-        before(root)
+        (before or save)(10, root)
         disk = Filmed(root)
 
         def note(call):
@@ -90,7 +91,7 @@ def film(save, before, load, syncs=True):
 
         calls = {name: noted(name) for name in ("mkdir", "rename", "replace")}
         with patch.multiple(os, fsync=fsync, **calls):
-            save(root)
+            save(20, root)
         disk.look()
         note("   (returned)")
 
@@ -178,7 +179,7 @@ def make_root(root, made, latest=None):
 
 
 def saver_of(commit, latest_in, keep_last=1):
-    """Return saves of two files that end with a commit; the files say which step they are of."""
+    """Return a save of two files that ends with a commit, and what says what loads."""
 
     def save(step, root):
         temporary = root / f"step-{step}.tmp"
@@ -195,7 +196,7 @@ def saver_of(commit, latest_in, keep_last=1):
         whole = all((folder / name).read_text() == 20 * step for name in ("model", "optimizer"))
         return f"step {step}" if whole else "damaged"
 
-    return partial(save, 20), partial(save, 10), load
+    return save, load
 
 
 # The page of verdicts

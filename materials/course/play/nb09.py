@@ -11,9 +11,7 @@ import torch.distributed as dist
 
 import npydata
 from course.grading.child import in_child
-from course.play.nb07 import scratch
-
-SCRATCH = scratch()
+from course.lab import scratch
 
 
 def start(ranks, work):
@@ -49,7 +47,7 @@ def state_of(rank, ranks):
 
 def save_on(ranks, write_share):
     """Have each rank write its share; print what is in the files, and return their folder."""
-    folder = SCRATCH / "saved"
+    folder = scratch()
     start(ranks, lambda rank, _: write_share(folder, rank, ranks, state_of(rank, ranks)))
     for path in sorted(folder.iterdir()):
         with npydata.open_checkpoint(path) as file:
@@ -73,7 +71,7 @@ def load_on(ranks, load, folder):
 
 def killed_in_a_save(save, patience):
     """Save step 1 on two ranks; rank 1 dies in the save of step 2. Return what rank 0 gets."""
-    root = SCRATCH / "risky"
+    root = scratch()
 
     def work(rank, ranks):
         state, store = state_of(rank, ranks), dist.distributed_c10d._get_default_store()

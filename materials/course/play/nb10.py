@@ -18,7 +18,6 @@ from model import train_step
 import npydata
 from course import lab
 from course.play import cells, nb00
-from course.play.charts import put_beside
 
 TOKENS = nb00.TOKENS
 LIVES = ("-", "--", "-.", ":")
@@ -105,12 +104,10 @@ def compare(whole, *lives):
 
 
 def write_package():
-    """Write the learner's files of several lessons beside each other, and what is given."""
+    """Write the learner's files of several lessons beside each other."""
     files = {"01": "dataset.py", "02": "order.py", "03": "loader.py", "10": "run.py"}
     for number, name in files.items():
         lab.write(name, number)
-    put_beside("model.py")
-    sys.path.insert(0, str(lab.folder()))
 
 
 class Run:

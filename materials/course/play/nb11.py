@@ -139,51 +139,43 @@ def scoreboard(Windows, fit):
     score("packed and masked", documents_in(fit(lengths, ROW), lengths), masked=True)
 
 
-def rows(fit):
+def rows(fit, documents):
     """Return what the slider draws: rows as coloured documents, cut and packed."""
-
-    def draw(documents):
-        lengths = lengths_of(corpus())[:documents]
-        in_line = documents_in([range(documents)], lengths, -(-sum(lengths) // ROW) * ROW)
-        cut, packed = in_line.reshape(-1, ROW), documents_in(fit(lengths, ROW), lengths)
-        figure = cells.new_figure(9, 1.2 + 0.2 * len(packed))
-        titles = {"Cut into windows": cut, "Packed by your code": packed}
-        for ax, (title, ids) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-            begins = np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
-            fills = np.where(ids < 0, 0, 1 + np.cumsum(begins, axis=1) % 4)
-            ax.imshow(fills, ListedColormap(FILLS), vmin=0, vmax=4, aspect="auto")
-            ax.set(title=title, xlabel="position in the row (tokens)", ylabel="row")
-            ax.yaxis.get_major_locator().set_params(integer=True)
-        pieces = sum(len({*row} - {-1}) for row in cut.tolist())
-        return figure, (
-            f"cut: {len(cut)} rows, {documents} documents in {pieces} pieces\n"
-            f"packed: {len(packed)} rows, none in pieces, {(packed < 0).mean():.1%} empty"
-        )
-
-    return draw
+    lengths = lengths_of(corpus())[:documents]
+    in_line = documents_in([range(documents)], lengths, -(-sum(lengths) // ROW) * ROW)
+    cut, packed = in_line.reshape(-1, ROW), documents_in(fit(lengths, ROW), lengths)
+    figure = cells.new_figure(9, 1.2 + 0.2 * len(packed))
+    titles = {"Cut into windows": cut, "Packed by your code": packed}
+    for ax, (title, ids) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        begins = np.diff(ids, axis=1, prepend=ids[:, :1]) != 0
+        fills = np.where(ids < 0, 0, 1 + np.cumsum(begins, axis=1) % 4)
+        ax.imshow(fills, ListedColormap(FILLS), vmin=0, vmax=4, aspect="auto")
+        ax.set(title=title, xlabel="position in the row (tokens)", ylabel="row")
+        ax.yaxis.get_major_locator().set_params(integer=True)
+    pieces = sum(len({*row} - {-1}) for row in cut.tolist())
+    return figure, (
+        f"cut: {len(cut)} rows, {documents} documents in {pieces} pieces\n"
+        f"packed: {len(packed)} rows, none in pieces, {(packed < 0).mean():.1%} empty"
+    )
 
 
 # Sources
 
 
-def shares(counts_after):
+def shares(counts_after, web):
     """Return what the slider draws: how far each source is from its share, drawn and computed."""
-
-    def draw(web):
-        weights = [3 * web, 2 * (10 - web), 10 - web]  # books: twice code
-        share, after = np.array(weights) / sum(weights), range(1, 201)
-        owed = np.outer(after, share)
-        counts = {
-            "Drawn by a die": np.random.default_rng(0).multinomial(1, share, 200).cumsum(axis=0),
-            "Computed by your code": np.array([counts_after(n, weights) for n in after]),
-        }
-        title, lines = "How far the worst source is from its share", []
-        figure, ax = axes(3, title, xlabel="samples so far", ylabel="samples")
-        for (name, given), style in zip(counts.items(), ("--", "-"), strict=True):
-            away = abs(given - owed).max(axis=1)
-            ax.plot(after, away, style, label=name)
-            lines.append(f"{name}: at most {away.max():.1f} samples")
-        ax.legend()
-        return figure, "\n".join(lines)
-
-    return draw
+    weights = [3 * web, 2 * (10 - web), 10 - web]  # books: twice code
+    share, after = np.array(weights) / sum(weights), range(1, 201)
+    owed = np.outer(after, share)
+    counts = {
+        "Drawn by a die": np.random.default_rng(0).multinomial(1, share, 200).cumsum(axis=0),
+        "Computed by your code": np.array([counts_after(n, weights) for n in after]),
+    }
+    title, lines = "How far the worst source is from its share", []
+    figure, ax = axes(3, title, xlabel="samples so far", ylabel="samples")
+    for (name, given), style in zip(counts.items(), ("--", "-"), strict=True):
+        away = abs(given - owed).max(axis=1)
+        ax.plot(after, away, style, label=name)
+        lines.append(f"{name}: at most {away.max():.1f} samples")
+    ax.legend()
+    return figure, "\n".join(lines)
