@@ -84,17 +84,14 @@ class PinnedPages:
         self._memory: torch.Tensor | None = None
 
     def pin(self, memory: torch.Tensor) -> None:
-        """Lock the pages of a CPU tensor; no-op where that can't be done.
+        """Lock the pages of a CPU tensor, where the back end has ``cudart``; no-op if it refuses.
 
         They stay locked, and the memory stays allocated, until :meth:`unpin`: if memory went back
         to the system while CUDA held it as pinned, copies into new memory at its address would be
         written to the old pages.
         """
         accelerator = accelerator_with_streams()
-        module: Any = None if accelerator is None else torch.get_device_module(accelerator)
-        if not hasattr(module, "cudart"):
-            return
-        runtime = module.cudart()
+        runtime: Any = torch.get_device_module(accelerator).cudart()
         if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
             self._runtime, self._memory = runtime, memory
             return

@@ -90,6 +90,6 @@ def _scaled(value: float, unit: str) -> str:
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line that is not in this package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == "npydata":
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("npydata."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
