@@ -5,6 +5,9 @@
 All but one function comes from ``train_fsdp.py``; this variant is for models that fit on one GPU.
 The checkpoints are the same, too: a tensor that all ranks have is written by one of them. So a run
 can continue with the other script, on any number of ranks.
+
+Bit for bit on two processes. With more, DDP sums the gradients of the first step after a start in
+another order than later, so after a resume the last bits of the weights may differ.
 """
 
 import sys

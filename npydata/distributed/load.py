@@ -34,6 +34,8 @@ from npydata.reader.formats.training import (
 )
 from npydata.system.progress import warn_caller
 
+EXTRA_STATE = "_extra_state"
+"""How the names end of what a module's ``get_extra_state()`` returns, often made anew each time."""
 WRAPPERS = re.compile(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.")
 """What compiling and wrapping add to the names of a model's parameters, besides DDP's "module."."""
 
@@ -50,7 +52,8 @@ def load_distributed(
     Every rank calls it. The folder may be from ``save_distributed`` on another number of ranks, or
     from ``save``. Tensors are filled in place, each rank's own part; names may differ in the
     prefixes that DDP, FSDP and ``torch.compile`` add. The optimizer's state may have been saved as
-    ``optimizer.state_dict()`` or as torch's ``get_optimizer_state_dict(model, optimizer)``. In the
+    ``optimizer.state_dict()`` or as torch's ``get_optimizer_state_dict(model, optimizer)``; of
+    several optimizers as ``get_optimizer_state_dict(model, (a, b))``, loaded once for each. In the
     first, parameters have no names: as in torch, they are matched by their place in the groups, and
     their shapes are not compared.
 
@@ -107,10 +110,13 @@ def plan_model(
     if not isinstance(saved, dict):
         raise CheckpointError(f"its model state is of type {type(saved).__name__}, expected a dict")
     wanted, again = model.state_dict(), model.state_dict()
-    for name, tensor in wanted.items():
-        if isinstance(tensor, torch.Tensor) and (
-            local(tensor).data_ptr() != local(again[name]).data_ptr()
-        ):
+    in_place = {
+        name: tensor
+        for name, tensor in wanted.items()
+        if isinstance(tensor, torch.Tensor) and not name.endswith(EXTRA_STATE)
+    }
+    for name, tensor in in_place.items():
+        if local(tensor).data_ptr() != local(again[name]).data_ptr():
             raise CheckpointError(
                 f"{name}: the state_dict() of a {type(model).__name__} returns a copy of it, which "
                 "can't be filled"
@@ -125,9 +131,9 @@ def plan_model(
             raise CheckpointError(text.format(f"{some}{', ...' * (len(names) > 5)}"))
     targets, extra = {}, {}
     for plain, name in here.items():
-        key, target = there[plain], wanted[name]
+        key, target = there[plain], in_place.get(name)
         value = saved[key]
-        if not isinstance(value, Named) or not isinstance(target, torch.Tensor):
+        if not isinstance(value, Named) or target is None:
             extra[name] = value
             continue
         # Tied tensors share a name in ``saved``, but each has its own in ``tensors``. This model's
@@ -205,7 +211,9 @@ def by_number(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimiz
         if len(found) != 1:
             raise CheckpointError(f"no group of its optimizer has these parameters: {mine[:5]}")
         groups.append({**found[0], "params": [numbers[name] for name in mine]})
-    state = {numbers[there[name]]: one for name, one in saved["state"].items()}
+    state = {  # the file may have that of several optimizers
+        numbers[there[name]]: one for name, one in saved["state"].items() if there[name] in numbers
+    }
     return {"state": state, "param_groups": groups}
 
 

@@ -143,6 +143,19 @@ def share_out(plans: tuple[str, ...]) -> list[list[int]]:
     ]
 
 
+def require_names(models: Sequence[Any], optimizer: Any) -> None:
+    """Refuse an optimizer state by number if the ranks' models have different parameters."""
+    if all(tree == models[0] for tree in models):
+        return
+    state = decode(optimizer)
+    numbered = isinstance(state, dict) and any(isinstance(k, int) for k in state.get("state", ()))
+    if numbered and len({frozenset(decode(tree)) for tree in models}) > 1:
+        raise CheckpointError(
+            "optimizer_state numbers its parameters, and the ranks have different ones: pass "
+            "get_optimizer_state_dict(model, optimizer), which names them"
+        )
+
+
 def merged(trees: Sequence[Any]) -> Any:
     """Return one tree for all ranks' states; the stages of a pipeline have different layers.
 

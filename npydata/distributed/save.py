@@ -61,7 +61,12 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
                 did not answer in time; the message names it.
             OSError: The previous save failed on this rank; no rank began this one.
         """
-        from npydata.distributed.plan import LocalState, merged, share_out  # torch's planners: 1 s
+        from npydata.distributed.plan import (  # torch's planners: 1 s
+            LocalState,
+            merged,
+            require_names,
+            share_out,
+        )
 
         begun = time.perf_counter()
         folder = destination(dir)
@@ -99,6 +104,9 @@ class AsyncCheckpointer(checkpointer.AsyncCheckpointer):  # noqa: D101
                     every = [one["parts"][part] for one in plans]
                     chosen[part] = share_out(tuple(one["shards"] for one in every))
                     values[part] = merged([one["tree"] for one in every])
+                if "optimizer" in values:
+                    models = [one["parts"]["model"]["tree"] for one in plans]
+                    require_names(models, values["optimizer"])
                 small[TRAINING] = serialized(values)
                 temporary = resources.enter_context(root.temporary())
                 for inner in (*chosen, "rng"):

@@ -5,13 +5,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from npydata.errors import LoaderError
-from npydata.system.accelerator import (
-    accelerator_with_streams,
-    has_streams,
-    on_stream,
-    why_unusable,
-)
+from npydata.system.accelerator import accelerator_with_streams, has_streams, on_stream
 
 
 class Transfer:
@@ -70,9 +64,3 @@ class Transfer:
             if isinstance(tensor, torch.Tensor):
                 tensor.record_stream(current)
         return batch
-
-
-def require_device(device: torch.device | str | None) -> None:
-    """Raise unless batches can be copied to a device; does not initialise it."""
-    if device is not None and (why := why_unusable(device)) is not None:
-        raise LoaderError(why)

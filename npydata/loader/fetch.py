@@ -126,7 +126,12 @@ class Fetcher:
             if self.transfer.moves:
                 batch = self.transfer.send(batch)
         except Exception as error:
-            self.note(error, number, plan)
+            first = list(map(int, plan.keys[:NOTED_SAMPLES]))
+            add_note(
+                error,
+                f"npydata: in batch {number} of this iterator, epoch {self.order.epoch}, "
+                f"of {len(plan.keys)} samples, which begin with {first}",
+            )
             raise
         return Delivery(batch, plan.after)
 
@@ -177,15 +182,6 @@ class Fetcher:
                 add_note(error, f"npydata: raised by transform {name}, of sample {key}")
                 raise
         return sample
-
-    def note(self, error: Exception, number: int, plan: Plan) -> None:
-        """Note on an error which batch failed, from 0 on, and which samples it has."""
-        first = list(map(int, plan.keys[:NOTED_SAMPLES]))
-        add_note(
-            error,
-            f"npydata: in batch {number} of this iterator, epoch {self.order.epoch}, "
-            f"of {len(plan.keys)} samples, which begin with {first}",
-        )
 
 
 class BufferReuseGuard:

@@ -29,7 +29,7 @@ from npydata.dataset.packed import PackedDataset
 from npydata.dataset.windows import as_int
 from npydata.errors import LoaderError
 from npydata.loader.buffers import BufferPool
-from npydata.loader.device import Transfer, require_device
+from npydata.loader.device import Transfer
 from npydata.loader.fetch import Fetcher, Transform
 from npydata.loader.iterator import LoaderStats, PrefetchIterator
 from npydata.loader.prefetch import Prefetcher, ReorderBuffer
@@ -41,6 +41,7 @@ from npydata.loader.sampler import (
     rank_and_world_size,
 )
 from npydata.loader.state import STATE_VERSION, Cursor, Position, require_state
+from npydata.system.accelerator import why_unusable
 from npydata.system.progress import warn_caller
 
 __all__ = ["AsyncDataLoader", "AsyncDataLoaderConfig"]
@@ -220,7 +221,8 @@ class AsyncDataLoader:
         self.rank, self.world_size = rank_and_world_size(config.rank, config.world_size)
         self.seed = choose_seed(dataset, config.seed, self.world_size)
         self.device = config.device
-        require_device(self.device)
+        if self.device is not None and (why := why_unusable(self.device)):
+            raise LoaderError(why)
         self._cursor = Cursor(Position())
         self._iterator: weakref.ref[PrefetchIterator] | None = None
         self._source_locks = defaultdict[int, threading.RLock](threading.RLock)
@@ -342,9 +344,8 @@ class AsyncDataLoader:
         a sampler or a stream, if it has one, is called as well.
         """
         epoch = as_int(epoch, "epoch", least=0)
-        tell = getattr(self._source, "set_epoch", None)
-        if tell:
-            tell(epoch)
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
         if epoch != self._cursor.next_start().epoch:
             self._move_to(Position(epoch), "set_epoch()")
 

@@ -11,7 +11,6 @@ times.
 """
 
 import copy
-import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -229,11 +228,13 @@ class PulledOrder:
         things = {"source": self.source, "iterator": self.iterator}
         if self.iterator is self.source:
             del things["source"]
-        own = {
-            name: copy.deepcopy(thing.state_dict())
-            for name, thing in things.items()
-            if hasattr(thing, "load_state_dict") and gives_state(thing)
-        }
+        own = {}
+        for name, thing in things.items():
+            if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+                with suppress(
+                    TypeError
+                ):  # some libraries' streams want arguments of their loader's
+                    own[name] = copy.deepcopy(thing.state_dict())
         generator = {} if own or not self._began_with else {"generator": self._began_with}
         return {"of": self.kind, "given": self._given, **own, **generator}
 
@@ -311,14 +312,6 @@ class PulledOrder:
         except StopIteration:
             pass
         return items
-
-
-def gives_state(thing: Any) -> bool:
-    """Whether ``thing.state_dict()`` can be called; streaming libraries' own want arguments."""
-    with suppress(AttributeError, TypeError, ValueError):
-        inspect.signature(thing.state_dict).bind()
-        return True
-    return False
 
 
 def generator_of(source: Any) -> torch.Generator | None:

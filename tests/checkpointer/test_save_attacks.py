@@ -150,6 +150,14 @@ def test_without_an_exchange_a_folder_is_not_replaced_and_a_new_one_is_asked_for
     assert loaded_step(tmp_path / "a") == 1
 
 
+def test_a_name_that_others_take_again_and_again_is_an_error(tmp_path, monkeypatch):
+    saved(tmp_path / "a", 1)
+    monkeypatch.setattr(commit, "MAX_TRIES", 0)  # no other process of a test is fast enough
+    with pytest.raises(CheckpointError, match="a: other processes took this name"):
+        saved(tmp_path / "a", 2)
+    assert holds(tmp_path, 1) == 1
+
+
 def test_a_mount_point_is_refused_before_anything_is_written(tmp_path):
     if why := cannot_mount():
         pytest.skip(why)

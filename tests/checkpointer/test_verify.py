@@ -13,6 +13,7 @@ from checkpoint_tools import refuse_pickles
 from faults.saving import saved
 from safetensors.torch import save_file
 
+from npydata import AsyncCheckpointer
 from npydata.checkpointer.scan import scan
 from npydata.cli import main
 
@@ -81,7 +82,16 @@ def test_the_newest_comes_first_and_all_are_complete(root):
     assert [one.complete for one in found] == [True] * 3, [one.why for one in found]
     assert [one.step for one in found] in ([10, 9, 8], [None] * 3)
     assert all(one.path.parent == root / "inner" for one in found)
+    (root / "manifest.json").write_text("of another tool")
     assert main(["verify", str(root)]) == 0
+
+
+def test_a_checkpoint_of_ranks_without_its_training_state_is_not_complete(tmp_path):
+    with AsyncCheckpointer() as keeper:
+        keeper.save_distributed(tmp_path / "step-1", {"w": torch.ones(3)}, rank=0, world_size=1)
+    (tmp_path / "step-1" / "training_state.json").unlink()
+    assert [(one.kind, one.complete) for one in scan(tmp_path)] == [("npydata", False)]
+    assert main(["verify", str(tmp_path)]) == 2
 
 
 OPTIONAL = ("config.json", "training_args.bin", "model.safetensors.index.json")

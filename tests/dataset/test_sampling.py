@@ -212,12 +212,14 @@ def test_a_glob_takes_token_files_alone(tmp_path):
 def test_a_fingerprint_tells_data_and_windows_apart_and_not_places(tmp_path, ids):
     moved = write(tmp_path / "moved.npy", ids=np.arange(50_000))
     other = write(tmp_path / "other.npy", ids=np.roll(np.arange(50_000), 1))
+    short = [write(tmp_path / f"{first}.npy", ids=first + np.arange(100)) for first in (0, 1)]
     made = [
         *(MmapDataset(paths, 16) for paths in (ids, other, [ids, ids])),
         MmapDataset(ids, 17),
         MmapDataset(ids, 16, stride=3),
         NpyTokensDataset(ids, 16),
         NpyTokensDataset(ids, 16, without_replacement=True),
+        *(MmapDataset([ids, one], 16) for one in short),
     ]
     assert len({ds.fingerprint() for ds in made}) == len(made)
     assert MmapDataset(moved, 16).fingerprint() == made[0].fingerprint()

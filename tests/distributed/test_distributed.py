@@ -441,6 +441,40 @@ def test_a_model_with_a_part_called_module_is_known_inside_a_wrapper(tmp_path):
     assert bitwise(plain.state_dict()) == bitwise(wrapped.state_dict())
 
 
+def test_each_of_several_optimizers_finds_its_own_state(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    pairs = [[torch.optim.Adam(part.parameters()) for part in model] for _ in range(2)]
+    for parameter in model.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    for one in pairs[0]:
+        one.step()
+    both = get_optimizer_state_dict(model, pairs[0])
+    save_checkpoint(tmp_path / "a", model.state_dict(), both)
+    for saved, loaded in zip(*pairs, strict=True):
+        load_distributed(tmp_path / "a", model, loaded)
+        assert bitwise(loaded.state_dict()) == bitwise(saved.state_dict())
+
+
+class Counted(torch.nn.Linear):
+    """A layer whose extra state is a tensor, made anew each time."""
+
+    calls = 0
+
+    def get_extra_state(self):
+        return torch.tensor([self.calls])
+
+    def set_extra_state(self, state):
+        self.calls = int(state)
+
+
+def test_extra_state_that_is_a_tensor_is_set_and_not_filled(tmp_path):
+    saved, loaded = Counted(2, 2), Counted(2, 2)
+    saved.calls = 7
+    save_checkpoint(tmp_path / "a", saved.state_dict())
+    load_distributed(tmp_path / "a", loaded)
+    assert bitwise(loaded.state_dict()) == bitwise(saved.state_dict())
+
+
 @pytest.mark.parametrize("keys", ["numbers", "names"])
 def test_an_optimizer_gets_every_tensor_wherever_it_is(tmp_path, keys):
     model = with_a_module()
@@ -580,6 +614,7 @@ def save_misfits(folder):
         "step": {"training_state": TrainingState(step=rank)},
         "parts": {"optimizer_state": {"state": {}} if rank else None},
         "training": {"training_state": TrainingState(extra={"x": print if rank else 1})},
+        "numbers": {"model_state": {f"layer{rank}": good}, "optimizer_state": {"state": {0: {}}}},
         "rank": {"rank": rank + 1},
         "world": {"world_size": 7},
     }
@@ -605,6 +640,7 @@ def test_what_the_ranks_do_not_agree_on_is_refused_on_all_and_the_next_save_work
         "step": "rank 1 saves step 1 of model into",
         "parts": "rank 1 saves step 0 of model and optimizer into",
         "training": "training_state: ['extra']['x']",
+        "numbers": "numbers its parameters, and the ranks have different ones",
         "world": "world_size=7, expected 3",
         "singly": "x: is sharded over processes; save it with save_distributed",
     }
