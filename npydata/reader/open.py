@@ -19,8 +19,8 @@ from npydata.reader.formats.safetensors import is_safetensors, read_safetensors,
 from npydata.reader.formats.sharded import is_shard, join_shards
 from npydata.reader.formats.tar import is_tar, read_tar
 from npydata.reader.formats.zip import read_zip
-from npydata.reader.names import FREE_ENTRIES, flatten
-from npydata.reader.pickle.machine import BUDGET, Budget
+from npydata.reader.names import flatten
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.remote import RemoteFile, is_url
 from npydata.system.threads import without_collecting
 
@@ -63,7 +63,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
         CheckpointError: The file is damaged, truncated, hostile, or not a checkpoint.
         FileNotFoundError: There is no such file.
     """
-    BUDGET.set(Budget())
+    BUDGET.begin()
     name = os.fsdecode(path)
     with naming(name):
         if is_url(name):
@@ -156,16 +156,12 @@ def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[st
     """Open the files of a set; none may appear twice."""
     shards: dict[str, Contents] = {}
     taken: dict[Any, str] = {}
-    left = FREE_ENTRIES
     for name in names:
         try:
             file = open_beside(name)
             if (twin := taken.setdefault(file.identity, name)) != name:
                 raise FormatError(f"is the same file as {twin}")
             shards[name] = read_file(file)
-            left += file.size - len(shards[name].leaves)
-            if left < 0:
-                raise FormatError("has far more entries than its size allows")
         except (OSError, FormatError) as error:
             raise FormatError(f"names the file {name!r:.80}: {error!s:.300}") from None
     return shards
@@ -256,12 +252,12 @@ def open_training(folder: Folder) -> Contents:
     root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
     for one in parts.values():
         checksums |= one.checksums
-    nbytes = sum(entry.size for entry in manifest.files.values())
+    BUDGET.allow(sum(entry.size for entry in manifest.files.values()))
     return Contents(
         "npydata",
         [*checksums],
         root,
-        flatten(root, nbytes),
+        flatten(root),
         checksums=checksums,
         on_load=lambda: ours.continue_run(folder.path, manifest),
     )

@@ -8,6 +8,7 @@ from npydata.reader.file import Extent, LocalFile, naming
 from npydata.reader.formats import Contents
 from npydata.reader.formats.legacy import read_legacy
 from npydata.reader.formats.zip import read_zip
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.tensor import whole_extent
 
 
@@ -20,6 +21,7 @@ class LazyDataSource:
 
     def __init__(self, path: str | os.PathLike[str], read: Callable[[Extent], Contents]) -> None:
         self._path = path
+        BUDGET.begin()
         with naming(os.fspath(path)):
             self._checkpoint = LazyCheckpoint(os.fspath(path), read(LocalFile(path).whole))
             found = {

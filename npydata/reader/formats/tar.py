@@ -48,8 +48,7 @@ def read_tar(whole: Extent) -> Contents:
 
     machine = PickleMachine(pickled.read(0, pickled.nbytes), load_id)
     root = machine.run()
-    leaves = flatten(root, pickled.nbytes)
-    return Contents("tar", [whole.file], root, leaves, unknown=machine.unknown)
+    return Contents("tar", [whole.file], root, flatten(root), unknown=machine.unknown)
 
 
 def read_members(whole: Extent) -> dict[str, Extent]:

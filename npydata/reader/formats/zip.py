@@ -89,8 +89,7 @@ def read_zip(whole: Extent) -> Contents:
             held = "is not in the file" if record is None else f"has {record.nbytes:,} bytes in it"
             raise FormatError(f"storage {storage.key!r:.80} {held}, expected {storage.nbytes:,}")
         storage.extent, storage.swapped = record, byteorder != sys.byteorder
-    leaves = flatten(root, len(content))
-    return Contents("zip", [whole.file], root, leaves, byteorder, machine.unknown)
+    return Contents("zip", [whole.file], root, flatten(root), byteorder, machine.unknown)
 
 
 def read_facts(records: dict[str, Record]) -> dict[str, str]:

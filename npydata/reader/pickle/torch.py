@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from npydata.reader.file import FormatError
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.pickle.objects import (
     MAX_COUNT,
     Global,
@@ -68,14 +69,14 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
     """Return what a call for plain data would return; for any other call, a description."""
     if not isinstance(function, Global | UnresolvedObject) or not isinstance(args, tuple):
         raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a name and a tuple")
-    machine.spend(len(args))
+    BUDGET.spend(len(args))
     rebuild = CALLS.get(function.qualname) if isinstance(function, Global) else None
     if rebuild is None:
         return UnresolvedObject(function.qualname, args)
     # A call with an unresolved object as an argument, such as an unknown storage, becomes one too.
     for arg in args:
         if hasattr(arg, "__len__"):
-            machine.spend(len(arg))
+            BUDGET.spend(len(arg))
         for part in arg if isinstance(arg, tuple) else (arg,):
             if isinstance(part, UnresolvedObject):
                 return UnresolvedObject(part.qualname, args)
@@ -254,7 +255,7 @@ def require_attributes(machine: Any, state: Any) -> None:
     for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if not isinstance(one, dict | None):
             raise FormatError(f"sets {brief(one)} on a tensor, expected attributes by name")
-        machine.spend(len(one or ()))
+        BUDGET.spend(len(one or ()))
         for name in one or ():
             there = getattr(torch.nn.Parameter, str(name), None)  # a method, such as mean, may go
             if not isinstance(name, str) or name[:2] == "__" or isdatadescriptor(there):
