@@ -10,7 +10,15 @@ from typing import Any
 
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.file import Extent, File, Folder, FormatError, LocalFile, naming
+from npydata.reader.file import (
+    Extent,
+    File,
+    Folder,
+    FormatError,
+    LocalFile,
+    malformed_means,
+    naming,
+)
 from npydata.reader.formats import START_BYTES, Checksums, Contents, foreign_file, foreign_folder
 from npydata.reader.formats import training as ours
 from npydata.reader.formats.dcp import METADATA, read_dcp
@@ -125,13 +133,11 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
     ``open_beside(name)`` opens a file beside the index.
     """
     content = index.content(MAX_INDEX_BYTES)
-    try:
+    with malformed_means("is not an index with a weight_map"):
         weight_map = json.loads(content, object_pairs_hook=without_duplicates)["weight_map"]
         for shard in weight_map.values():
             if not SIBLING.fullmatch(shard):
                 raise FormatError(f"names the file {shard!r:.80}, expected one beside the index")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"is not an index with a weight_map: {error!s:.200}") from None
     if not weight_map:
         raise FormatError("its weight_map is empty, expected a file for each tensor")
     shards = open_shards(sorted({*weight_map.values()}), open_beside)
@@ -242,13 +248,11 @@ def open_training(folder: Folder) -> Contents:
     """
     manifest, values, parts = open_parts(folder)
     checksums: Checksums = {}
-    try:
+    with malformed_means("its files do not fit each other"):
         root = {
             part: ours.decode(values[part], one.leaves.__getitem__) for part, one in parts.items()
         }
         root["training_state"] = ours.decode(values["training_state"])
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
     root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
     for one in parts.values():
         checksums |= one.checksums

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from npydata.reader.file import Extent, File, Folder, FormatError
+from npydata.reader.file import Extent, File, Folder, FormatError, malformed_means
 from npydata.reader.formats import Contents
 from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
@@ -40,7 +40,7 @@ def read_dcp(folder: Folder) -> Contents:
     said = machine.run()
     root: dict[str, Any] = {}
     others: dict[str, Item] = {}
-    try:
+    with malformed_means(f"{METADATA} is not as torch writes it"):
         items = read_items(folder, said.state["storage_data"])
         for name, one in said.state["state_dict_metadata"].items():
             if one.qualname == BYTES:
@@ -51,8 +51,6 @@ def read_dcp(folder: Folder) -> Contents:
             entries = len(one.state["chunks"]) * (8 + 2 * len(one.state["size"]))
             BUDGET.spend(UNITS_PER_ENTRY * entries)
             root[str.__str__(name)] = read_chunks(name, one, items)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{METADATA} is not as torch writes it: {error!r:.200}") from None
     unknown = {name for name in machine.unknown if not name.startswith(EXPECTED_PREFIXES)}
     for name, item in others.items():
         unknown |= item.contents.unknown

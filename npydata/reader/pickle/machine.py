@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from npydata.reader.file import Extent, FormatError
+from npydata.reader.file import MALFORMED, Extent, FormatError
 from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
@@ -31,10 +31,6 @@ RANDOM_HASHES = {str, bytes, UnresolvedObject}
 
 DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
-
-MALFORMED = (AttributeError, LookupError, RuntimeError, OverflowError, struct.error, TypeError,
-             ValueError)  # fmt: skip
-"""What Python raises if the stack or an argument is not what an opcode needs."""
 
 
 class TruncatedError(FormatError):
@@ -85,7 +81,7 @@ class PickleMachine:
                     do(self)
                 else:
                     do(self, read(self))
-        except MALFORMED as error:
+        except MALFORMED as error:  # the stack or an argument is not what an opcode needs
             if begin >= len(data):
                 raise TruncatedError(f"the pickle ends at byte {begin:,} without a STOP") from None
             known = data[begin] in HANDLERS
