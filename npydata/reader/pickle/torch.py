@@ -146,11 +146,6 @@ def require_location(location: Any) -> None:
         raise FormatError(f"location {brief(location)} of a storage, expected a device with memory")
 
 
-def old_tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any) -> TensorSpec:
-    """Read ``_rebuild_tensor``."""
-    return tensor(_, storage, offset, size, stride, False, None)
-
-
 def tensor(
     _: Any,
     storage: Any,
@@ -201,23 +196,15 @@ def tensor_over(
     return TensorSpec(typed.storage, dtype, shape, strides, begin)
 
 
-def tensor_with_dtype(
-    machine: Any,
-    storage: Any,
-    offset: Any,
-    size: Any,
-    stride: Any,
-    requires_grad: Any,
-    hooks: Any,
-    dtype: Any,
-    metadata: Any = None,
-) -> TensorSpec:
-    """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own."""
+def tensor_with_dtype(machine: Any, *args: Any) -> TensorSpec:
+    """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own.
+
+    Its arguments are those of ``_rebuild_tensor_v2``, with the dtype before the metadata.
+    """
+    *before, dtype = args[:7]
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"dtype {brief(dtype)} of a tensor")
-    return tensor(
-        machine, storage, offset, size, stride, requires_grad, hooks, metadata, dtype=dtype
-    )
+    return tensor(machine, *before, *args[7:], dtype=dtype)
 
 
 def parameter(
@@ -263,7 +250,9 @@ def require_attributes(machine: Any, state: Any) -> None:
 
 
 TENSOR_CALLS: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": old_tensor,
+    "torch._utils._rebuild_tensor": lambda machine, storage, offset, size, stride: tensor(
+        machine, storage, offset, size, stride, False, None
+    ),
     "torch._utils._rebuild_tensor_v2": tensor,
     "torch._utils._rebuild_tensor_v3": tensor_with_dtype,
     "torch._utils._rebuild_parameter": parameter,
