@@ -20,10 +20,10 @@ class LazyDataSource:
     """
 
     def __init__(self, path: str | os.PathLike[str], read: Callable[[Extent], Contents]) -> None:
-        self._path = path
+        self._path = os.fspath(path)
         BUDGET.begin()
-        with naming(os.fspath(path)):
-            self._checkpoint = LazyCheckpoint(os.fspath(path), read(LocalFile(path).whole))
+        with naming(self._path):
+            self._checkpoint = LazyCheckpoint(self._path, read(LocalFile(path).whole))
             found = {
                 spec.storage.key: whole_extent(spec.storage)
                 for spec in self._checkpoint._tensors.values()
@@ -64,7 +64,7 @@ class LazyDataSource:
             CheckpointError: The range is not inside the storage.
         """
         extent = self._extent(key)
-        with naming(f"{os.fspath(self._path)}: storage {key!r}"):
+        with naming(f"{self._path}: storage {key!r}"):
             return extent.read(offset, length)
 
     def close(self) -> None:
@@ -79,5 +79,5 @@ class LazyDataSource:
 
     def _extent(self, key: str) -> Extent:
         if not self.contains(key):
-            raise KeyError(f"no storage {key!r} in {os.fspath(self._path)}")
+            raise KeyError(f"no storage {key!r} in {self._path}")
         return self._extents[key.removeprefix("data/")]
