@@ -43,8 +43,8 @@ class Budget(threading.local):
         Raises:
             FormatError: It is more than its size allows.
         """
-        self.units -= units
-        if self.units < 0:
+        self.units = left = self.units - units
+        if left < 0:
             raise FormatError("has far more entries, copies or longer names than its size allows")
 
 
