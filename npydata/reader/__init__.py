@@ -23,7 +23,7 @@ storage twice; ``Extent.check`` compares the second description just before the 
 tensor in several pieces has ``chunks`` in place of a storage; each chunk resolves to a TensorSpec.
 
 Errors are raised as ``FormatError``, without the file's name; ``naming`` (file.py) wraps the public
-calls and adds the name.
+calls and adds the name. What Python raises for malformed data becomes one in ``malformed_means``.
 
 convert.py writes safetensors, inspect.py implements ``npydata inspect``, and source.py returns
 storages as raw bytes.

@@ -64,6 +64,8 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     def __init__(self, path: Path | str, contents: Contents) -> None:
         self.path, self._contents = path, contents
         self.format, self.byteorder = contents.format, contents.byteorder
+        self.open_files: tuple[Any, ...] = tuple(contents.files)
+        """The open files under the names in ``files``, wherever these names lead by now."""
         self._tensors: dict[str, TensorSpec] = {}
         self._others: dict[str, Any] = {}
         named = dict(contents.leaves)
@@ -232,11 +234,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
     def files(self) -> tuple[Path | str, ...]:
         """The files that hold the tensors; a sharded set has several."""
         return tuple(file.path for file in self.open_files)
-
-    @property
-    def open_files(self) -> tuple[Any, ...]:
-        """The open files under the names in ``files``, wherever these names lead by now."""
-        return tuple(self._contents.files)
 
     def tree(self) -> Any:
         """Return the file's nested values, with a :class:`TensorInfo` in place of each tensor."""

@@ -14,6 +14,7 @@ import ctypes
 import os
 import resource
 import stat
+import struct
 import sys
 import weakref
 from collections import deque
@@ -65,6 +66,20 @@ def naming(path: object) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # nested too deep, or torch refuses
         why = str(error).partition("\n")[0]
         raise CheckpointError(f"{path}: {why:.500}") from error
+
+
+MALFORMED = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError,
+             struct.error)  # fmt: skip
+"""What Python raises if data is not what the code that reads it expects."""
+
+
+@contextmanager
+def malformed_means(what: str) -> Iterator[None]:
+    """Refuse malformed data: ``what`` is wrong with it, followed by what Python says."""
+    try:
+        yield
+    except (*MALFORMED, FormatError) as error:
+        raise FormatError(f"{what}: {error!s:.300}") from None
 
 
 class File:

@@ -10,16 +10,12 @@ from itertools import chain
 from typing import Any
 
 from npydata.reader.file import FormatError
+from npydata.reader.pickle.budget import BUDGET, UNITS_PER_ENTRY
 from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject, brief
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 from npydata.reader.pickle.torch import CALLS
 
 MAX_DEPTH = 200
-FREE_ENTRIES = 1 << 17
-"""A pickle of any size may have this many entries, and one more for each of its bytes. A short file
-could refer to a long list, or a long text, again and again."""
-UNITS_PER_ENTRY = 16
-"""How many characters, or members of containers and sets, count as one entry."""
 NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 NOT_SAVED = "_non_persistent_buffers_set"
@@ -28,26 +24,23 @@ COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec, Num
 """Types that split a list into entries; a list of only plain values is one entry."""
 
 
-def flatten(root: Any, nbytes: int) -> dict[str, Any]:
+def flatten(root: Any) -> dict[str, Any]:
     """Return every tensor and every other value by name, in file order.
 
     Raises:
-        FormatError: There are far more entries than a pickle of ``nbytes`` holds, or containers
-            are nested too deep, or contain themselves. An object may: there it has no parts.
+        FormatError: There are more entries than the budget allows, or containers are nested too
+            deep, or contain themselves. An object may: there it has no parts.
     """
     named: dict[str, Any] = {}
-    left = UNITS_PER_ENTRY * (FREE_ENTRIES + nbytes)
     waiting: list[tuple[str, tuple[int, ...], Any]] = [("", (), root)]
     while waiting:
         name, above, value = waiting.pop()
         is_inside_itself = isinstance(value, UnresolvedObject) and id(value) in above
         inner = [] if is_inside_itself else list(parts(value))
         looked_through = [value] if isinstance(value, SETS) else containers(value)
-        own = (UNITS_PER_ENTRY + len(name)) * len(inner) + len(name)
-        for length in chain([own], *map(lengths, looked_through)):
-            left -= length
-            if left < 0:
-                raise FormatError("has far more entries, or longer names, than its size allows")
+        BUDGET.spend((UNITS_PER_ENTRY + len(name)) * len(inner) + len(name))
+        for length in chain.from_iterable(map(lengths, looked_through)):
+            BUDGET.spend(length)
         if inner and len(above) >= MAX_DEPTH:
             raise FormatError(f"its containers are nested more than {MAX_DEPTH} deep")
         if is_entry(value, inner):

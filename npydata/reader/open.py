@@ -10,7 +10,15 @@ from typing import Any
 
 from npydata.errors import CheckpointError
 from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.file import Extent, File, Folder, FormatError, LocalFile, naming
+from npydata.reader.file import (
+    Extent,
+    File,
+    Folder,
+    FormatError,
+    LocalFile,
+    malformed_means,
+    naming,
+)
 from npydata.reader.formats import START_BYTES, Checksums, Contents, foreign_file, foreign_folder
 from npydata.reader.formats import training as ours
 from npydata.reader.formats.dcp import METADATA, read_dcp
@@ -19,8 +27,8 @@ from npydata.reader.formats.safetensors import is_safetensors, read_safetensors,
 from npydata.reader.formats.sharded import is_shard, join_shards
 from npydata.reader.formats.tar import is_tar, read_tar
 from npydata.reader.formats.zip import read_zip
-from npydata.reader.names import FREE_ENTRIES, flatten
-from npydata.reader.pickle.machine import BUDGET, Budget
+from npydata.reader.names import flatten
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.remote import RemoteFile, is_url
 from npydata.system.threads import without_collecting
 
@@ -63,7 +71,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> LazyC
         CheckpointError: The file is damaged, truncated, hostile, or not a checkpoint.
         FileNotFoundError: There is no such file.
     """
-    BUDGET.set(Budget())
+    BUDGET.begin()
     name = os.fsdecode(path)
     with naming(name):
         if is_url(name):
@@ -125,13 +133,11 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
     ``open_beside(name)`` opens a file beside the index.
     """
     content = index.content(MAX_INDEX_BYTES)
-    try:
+    with malformed_means("is not an index with a weight_map"):
         weight_map = json.loads(content, object_pairs_hook=without_duplicates)["weight_map"]
         for shard in weight_map.values():
             if not SIBLING.fullmatch(shard):
                 raise FormatError(f"names the file {shard!r:.80}, expected one beside the index")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"is not an index with a weight_map: {error!s:.200}") from None
     if not weight_map:
         raise FormatError("its weight_map is empty, expected a file for each tensor")
     shards = open_shards(sorted({*weight_map.values()}), open_beside)
@@ -156,16 +162,12 @@ def open_shards(names: list[str], open_beside: Callable[[str], File]) -> dict[st
     """Open the files of a set; none may appear twice."""
     shards: dict[str, Contents] = {}
     taken: dict[Any, str] = {}
-    left = FREE_ENTRIES
     for name in names:
         try:
             file = open_beside(name)
             if (twin := taken.setdefault(file.identity, name)) != name:
                 raise FormatError(f"is the same file as {twin}")
             shards[name] = read_file(file)
-            left += file.size - len(shards[name].leaves)
-            if left < 0:
-                raise FormatError("has far more entries than its size allows")
         except (OSError, FormatError) as error:
             raise FormatError(f"names the file {name!r:.80}: {error!s:.300}") from None
     return shards
@@ -246,22 +248,20 @@ def open_training(folder: Folder) -> Contents:
     """
     manifest, values, parts = open_parts(folder)
     checksums: Checksums = {}
-    try:
+    with malformed_means("its files do not fit each other"):
         root = {
             part: ours.decode(values[part], one.leaves.__getitem__) for part, one in parts.items()
         }
         root["training_state"] = ours.decode(values["training_state"])
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise FormatError(f"its files do not fit each other: {error!r:.200}") from None
     root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
     for one in parts.values():
         checksums |= one.checksums
-    nbytes = sum(entry.size for entry in manifest.files.values())
+    BUDGET.allow(sum(entry.size for entry in manifest.files.values()))
     return Contents(
         "npydata",
         [*checksums],
         root,
-        flatten(root, nbytes),
+        flatten(root),
         checksums=checksums,
         on_load=lambda: ours.continue_run(folder.path, manifest),
     )

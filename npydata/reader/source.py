@@ -8,6 +8,7 @@ from npydata.reader.file import Extent, LocalFile, naming
 from npydata.reader.formats import Contents
 from npydata.reader.formats.legacy import read_legacy
 from npydata.reader.formats.zip import read_zip
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.tensor import whole_extent
 
 
@@ -19,9 +20,10 @@ class LazyDataSource:
     """
 
     def __init__(self, path: str | os.PathLike[str], read: Callable[[Extent], Contents]) -> None:
-        self._path = path
-        with naming(os.fspath(path)):
-            self._checkpoint = LazyCheckpoint(os.fspath(path), read(LocalFile(path).whole))
+        self._path = os.fspath(path)
+        BUDGET.begin()
+        with naming(self._path):
+            self._checkpoint = LazyCheckpoint(self._path, read(LocalFile(path).whole))
             found = {
                 spec.storage.key: whole_extent(spec.storage)
                 for spec in self._checkpoint._tensors.values()
@@ -62,7 +64,7 @@ class LazyDataSource:
             CheckpointError: The range is not inside the storage.
         """
         extent = self._extent(key)
-        with naming(f"{os.fspath(self._path)}: storage {key!r}"):
+        with naming(f"{self._path}: storage {key!r}"):
             return extent.read(offset, length)
 
     def close(self) -> None:
@@ -77,5 +79,5 @@ class LazyDataSource:
 
     def _extent(self, key: str) -> Extent:
         if not self.contains(key):
-            raise KeyError(f"no storage {key!r} in {os.fspath(self._path)}")
+            raise KeyError(f"no storage {key!r} in {self._path}")
         return self._extents[key.removeprefix("data/")]

@@ -50,16 +50,16 @@ class Contents:
 
 
 FOREIGN = (
-    ("", b"\x1f\x8b", "a gzip file: unpack it with gunzip"),
-    ("", b"GGUF", "a GGUF file: the gguf package reads it"),
-    ("", b"\x89HDF\r\n\x1a\n", "an HDF5 file: h5py reads it"),
-    ("", b"\x93NUMPY", "a numpy array: numpy.load reads it, or open_tokens"),
-    ("", b"version https://git-lfs", "a pointer of Git LFS: run git lfs pull"),
-    ("", b"<", "a web page: download the file again"),
+    ("*", b"\x1f\x8b", "a gzip file: unpack it with gunzip"),
+    ("*", b"GGUF", "a GGUF file: the gguf package reads it"),
+    ("*", b"\x89HDF\r\n\x1a\n", "an HDF5 file: h5py reads it"),
+    ("*", b"\x93NUMPY", "a numpy array: numpy.load reads it, or open_tokens"),
+    ("*", b"version https://git-lfs", "a pointer of Git LFS: run git lfs pull"),
+    ("*", b"<", "a web page: download the file again"),
     ("*.distcp", b"", "a shard of torch.distributed.checkpoint: open the folder"),
     ("*.metadata", b"", "the metadata of torch.distributed.checkpoint: open the folder"),
 )
-"""What people mistake for a checkpoint, by its name or first bytes, and what to do instead."""
+"""What people mistake for a checkpoint, by its name and first bytes, and what to do instead."""
 FOREIGN_FOLDERS = (
     (
         "__[0-9]*.metadata *.distcp",
@@ -83,7 +83,7 @@ FOREIGN_FOLDERS = (
 def foreign_file(name: str, start: bytes) -> str | None:
     """Return what a file is if it is no checkpoint, and what to do; None if unknown."""
     for pattern, begin, what in FOREIGN:
-        if (pattern and fnmatchcase(name, pattern)) or (begin and start.startswith(begin)):
+        if fnmatchcase(name, pattern) and start.startswith(begin):
             return f"is {what}"
     return None
 

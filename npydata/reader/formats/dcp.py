@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from npydata.reader.file import Extent, File, Folder, FormatError
+from npydata.reader.file import Extent, File, Folder, FormatError, malformed_means
 from npydata.reader.formats import Contents
 from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
-from npydata.reader.names import FREE_ENTRIES, UNITS_PER_ENTRY, free_name
+from npydata.reader.names import free_name
+from npydata.reader.pickle.budget import BUDGET, UNITS_PER_ENTRY
 from npydata.reader.pickle.machine import PickleMachine, no_storage
 from npydata.reader.pickle.objects import TensorSpec, brief, count, counts
 from npydata.reader.tensor import Chunk
@@ -37,29 +38,23 @@ def read_dcp(folder: Folder) -> Contents:
     raw = folder.read(METADATA, MAX_METADATA_BYTES)
     machine = PickleMachine(raw, no_storage)
     said = machine.run()
-    # A short pickle can refer to one list of chunks many times. Each byte allows one entry; a chunk
-    # counts as 8 entries, and 2 more per dimension. torch writes 136 bytes for a matrix's chunk.
-    left = FREE_ENTRIES + len(raw)
     root: dict[str, Any] = {}
     others: dict[str, Item] = {}
-    try:
+    with malformed_means(f"{METADATA} is not as torch writes it"):
         items = read_items(folder, said.state["storage_data"])
         for name, one in said.state["state_dict_metadata"].items():
             if one.qualname == BYTES:
                 others[name] = items[name, ""]
                 continue
-            left -= len(one.state["chunks"]) * (8 + 2 * len(one.state["size"]))
-            if left < 0:
-                raise ValueError("more chunks than its size allows")
+            # A pickle can refer to one list of chunks many times. A chunk counts as 8 entries, and
+            # 2 more per dimension; torch writes 136 bytes for a matrix's chunk.
+            entries = len(one.state["chunks"]) * (8 + 2 * len(one.state["size"]))
+            BUDGET.spend(UNITS_PER_ENTRY * entries)
             root[str.__str__(name)] = read_chunks(name, one, items)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{METADATA} is not as torch writes it: {error!r:.200}") from None
     unknown = {name for name in machine.unknown if not name.startswith(EXPECTED_PREFIXES)}
     for name, item in others.items():
         unknown |= item.contents.unknown
-        left += item.part.nbytes - len(item.contents.leaves) * (1 + len(name) // UNITS_PER_ENTRY)
-        if left < 0:
-            raise FormatError(f"{name!r:.200} has far more entries than its size allows")
+        BUDGET.spend(len(item.contents.leaves) * len(name))
         for key, value in item.contents.leaves.items():
             nested = name if item.contents.root is value else f"{name}.{key}"
             root[free_name(nested, root)] = value

@@ -44,14 +44,14 @@ def read_legacy(whole: Extent) -> Contents:
     cursor.run_plain()  # about the writer's machine
     table = StorageTable(id_fields=6)
     root, unknown = cursor.run(table.load)
-    keys, pickled = cursor.run_plain(), cursor.at
+    keys = cursor.run_plain()
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError("the list of storages is not a list of names")
     strange = {*keys} ^ table.storages.keys()
     if strange or len(keys) > len(table.storages):
         what = min(strange, default="one of them twice")
         raise FormatError(f"the list of storages and the object's pickle differ: {what:.80}")
-    at = pickled
+    at = cursor.at
     for key in keys:
         storage, numel = table.storages[key].storage, table.storages[key].numel
         at += COUNT_BYTES
@@ -60,7 +60,7 @@ def read_legacy(whole: Extent) -> Contents:
     rest = whole.nbytes - at  # torch.save can append to an open file; torch.load reads the first
     if rest < 0 or (rest and not is_legacy(whole.read(at, min(MAGIC_BYTES, rest)))):
         raise FormatError(f"its storages end at byte {at:,}, the file at {whole.nbytes:,}")
-    return Contents("legacy", [whole.file], root, flatten(root, pickled), unknown=unknown)
+    return Contents("legacy", [whole.file], root, flatten(root), unknown=unknown)
 
 
 def is_legacy(start: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from npydata.reader.file import Extent, FormatError
+from npydata.reader.file import Extent, FormatError, malformed_means
 from npydata.reader.formats import Contents
 from npydata.reader.formats.training import decode
 from npydata.reader.pickle.objects import MAX_COUNT, Storage, TensorSpec, counts
@@ -83,7 +83,7 @@ def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
     if length > whole.nbytes - LENGTH_BYTES:
         raise FormatError(f"a header of {length:,} bytes, the file has {whole.nbytes:,}")
     text = whole.read(LENGTH_BYTES, length)
-    try:
+    with malformed_means("its header is not JSON"):
         header = json.loads(
             text.decode(),
             object_pairs_hook=without_duplicates,
@@ -91,8 +91,6 @@ def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
         )
         if b"\\u" in text:  # a lone surrogate, which other readers refuse
             json.dumps(header, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"its header is not JSON: {error!s:.200}") from None
     return header, LENGTH_BYTES + length
 
 
@@ -145,7 +143,7 @@ def apply_notes(
 
     Return the shapes of the whole tensors that these are chunks of.
     """
-    try:
+    with malformed_means(f"its metadata {NOTES!r} does not fit its tensors"):
         notes = json.loads(metadata.pop(NOTES, "{}"))
         for name, text in notes.get("dtypes", {}).items():
             spec, dtype = tensors[name], COMPLEX[text]
@@ -159,10 +157,6 @@ def apply_notes(
             tensors[alias] = tensors[name]
         metadata.update({name: decode(one) for name, one in notes.get("values", {}).items()})
         return {k: counts(v, "a shape") for k, v in notes.get("shapes", {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, FormatError) as error:
-        raise FormatError(
-            f"its metadata {NOTES!r} does not fit its tensors: {error!s:.200}"
-        ) from None
 
 
 def is_safetensors(start: bytes) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from npydata.reader.file import FormatError
+from npydata.reader.file import FormatError, malformed_means
 from npydata.reader.formats import Contents
 from npydata.reader.formats.safetensors import COMPLEX_AS_REAL
 from npydata.reader.pickle.objects import Storage, TensorSpec, counts
@@ -49,7 +49,8 @@ def join_shards(shards: Collection[Contents]) -> dict[str, TensorSpec]:
 def chunks_of(shard: Contents) -> dict[str, Chunk]:
     """Return the tensors of a file as chunks of larger ones."""
     chunks = {}
-    try:
+    where = shard.files[0].path
+    with malformed_means(f"{where}: its {SHARDING} is missing, or does not fit its tensors"):
         sharding = json.loads(shard.values[SHARDING])
         for name, spec in shard.leaves.items():
             offsets = counts(sharding[name][OFFSETS], OFFSETS)
@@ -57,11 +58,6 @@ def chunks_of(shard: Contents) -> dict[str, Chunk]:
             if len(offsets) != ndim + (spec.dtype in COMPLEX_AS_REAL):
                 raise ValueError(f"{len(offsets)} offsets for {ndim} dimensions")
             chunks[name] = Chunk(offsets[:ndim], spec.shape, partial(lambda one: one, spec))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, FormatError) as error:
-        where = shard.files[0].path
-        raise FormatError(
-            f"{where}: its {SHARDING} is missing, or does not fit its tensors: {error!s:.200}"
-        ) from None
     return chunks
 
 

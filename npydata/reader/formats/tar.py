@@ -7,10 +7,10 @@ import re
 import tarfile
 from typing import Any
 
-from npydata.reader.file import Extent, FormatError
+from npydata.reader.file import Extent, FormatError, malformed_means
 from npydata.reader.formats import Contents
 from npydata.reader.names import flatten
-from npydata.reader.pickle.machine import MALFORMED, Cursor, PickleMachine
+from npydata.reader.pickle.machine import Cursor, PickleMachine
 from npydata.reader.pickle.objects import (
     MAX_DIMS,
     Global,
@@ -32,11 +32,9 @@ def read_tar(whole: Extent) -> Contents:
     """Read what a tar file describes, and locate its storages."""
     members = read_members(whole)
     objects: dict[str, Any] = {}
-    try:
+    with malformed_means("its storages or tensors are not as torch wrote them"):
         read_storages(Cursor(members["storages"]), objects)
         read_tensors(Cursor(members["tensors"]), objects)
-    except MALFORMED as error:
-        raise FormatError(f"its storages or tensors are not as torch wrote them: {error}") from None
     pickled = members["pickle"]
 
     def load_id(saved: Any) -> Any:
@@ -48,8 +46,7 @@ def read_tar(whole: Extent) -> Contents:
 
     machine = PickleMachine(pickled.read(0, pickled.nbytes), load_id)
     root = machine.run()
-    leaves = flatten(root, pickled.nbytes)
-    return Contents("tar", [whole.file], root, leaves, unknown=machine.unknown)
+    return Contents("tar", [whole.file], root, flatten(root), unknown=machine.unknown)
 
 
 def read_members(whole: Extent) -> dict[str, Extent]:

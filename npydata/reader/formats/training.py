@@ -31,7 +31,15 @@ import numpy as np
 import torch
 
 from npydata.errors import CheckpointError
-from npydata.reader.file import Descriptor, Folder, FormatError, LocalFile, naming
+from npydata.reader.file import (
+    MALFORMED,
+    Descriptor,
+    Folder,
+    FormatError,
+    LocalFile,
+    malformed_means,
+    naming,
+)
 from npydata.reader.pickle.objects import count, counts
 from npydata.reader.pickle.torch import DTYPES
 
@@ -101,7 +109,7 @@ class Manifest:
         Raises:
             CheckpointError: It is not a manifest of ours, or was changed since.
         """
-        try:
+        with naming(path), malformed_means("is not a manifest of ours"):
             data = json.loads(content)
             if (found := (data["format"], data["version"])) != (FORMAT, VERSION):
                 raise ValueError(f"format {found[0]!r:.40}, version {found[1]!r:.40}")
@@ -122,15 +130,6 @@ class Manifest:
             )
             if manifest.to_json() != content:
                 raise ValueError("it was changed since it was written")
-        except (
-            AttributeError,
-            KeyError,
-            TypeError,
-            ValueError,
-            RecursionError,
-            FormatError,
-        ) as error:
-            raise CheckpointError(f"{path}: is not a manifest of ours: {error!s:.200}") from None
         return manifest
 
 
@@ -190,13 +189,11 @@ def read_values(folder: Folder, manifest: Manifest) -> dict[str, Any]:
     content = folder.read(TRAINING, MAX_STATE_BYTES)
     if checksums(content) != manifest.files[TRAINING].crc32:
         raise CheckpointError(f"{path}: is damaged, its checksum differs from the manifest's")
-    try:
+    with naming(path), malformed_means("is not a training state"):
         values = json.loads(content)
         expected = {part for part in PARTS if files_of(part, manifest.files)} | {"training_state"}
         if not isinstance(values, dict) or not expected <= values.keys():
             raise ValueError(f"expected {', '.join(sorted(expected))}")
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not a training state: {error}") from None
     return values
 
 
@@ -360,15 +357,7 @@ def decode(data: Any, tensor: Callable[[str], Any] = Named) -> Any:
         if tag == "$tensor":
             return tensor("".join(value))
         return MADE_OF[tag](decode(value, tensor))
-    except (
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        FormatError,
-    ) as error:
+    except (*MALFORMED, FormatError) as error:
         raise ValueError(f"{tag:.40}: {error!s:.200}") from None
 
 

@@ -48,18 +48,17 @@ PROGRAMS = {
 
 @dataclass(slots=True)
 class Record(Extent):
-    """The bytes of a record; their offset is known once the local header has been compared."""
+    """The bytes of a record; their offset is 0 until the local header has been compared."""
 
     name: bytes = b""
     header: int = 0
     """Where its local header begins."""
     stop: int = 0
     """Where the next record's local header begins, or the directory."""
-    is_checked: bool = False
 
     def check(self) -> None:
         """Compare the record's local header with the directory."""
-        if self.is_checked:
+        if self.offset:
             return
         raw = self.file.read(self.header, LOCAL.size + len(self.name))
         magic, _, flags, method, _, _, _, packed, nbytes, name, extra = LOCAL.unpack_from(raw)
@@ -72,7 +71,7 @@ class Record(Extent):
         begin = self.header + LOCAL.size + name + extra
         if begin + self.nbytes > self.stop:
             raise FormatError(f"record {self.name[:80]!r} reaches into the next one")
-        self.offset, self.is_checked = begin, True
+        self.offset = begin
 
 
 def read_zip(whole: Extent) -> Contents:
@@ -89,8 +88,7 @@ def read_zip(whole: Extent) -> Contents:
             held = "is not in the file" if record is None else f"has {record.nbytes:,} bytes in it"
             raise FormatError(f"storage {storage.key!r:.80} {held}, expected {storage.nbytes:,}")
         storage.extent, storage.swapped = record, byteorder != sys.byteorder
-    leaves = flatten(root, len(content))
-    return Contents("zip", [whole.file], root, leaves, byteorder, machine.unknown)
+    return Contents("zip", [whole.file], root, flatten(root), byteorder, machine.unknown)
 
 
 def read_facts(records: dict[str, Record]) -> dict[str, str]:

@@ -7,6 +7,7 @@ How a pickle becomes values, one module per step::
                  ids and calls        and calls push in place of what they would import and run
     plain.py     calls that make   -> dictionaries, sets, bytes, numpy's arrays
                  plain values
+    budget.py    what all of this may cost
     objects.py   the descriptions that all of these make: they have no behaviour
 
 The pickle doesn't say where a storage is: the format (zip.py, legacy.py, tar.py) sets that later.

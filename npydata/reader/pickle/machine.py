@@ -12,11 +12,11 @@ import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from npydata.reader.file import Extent, FormatError
+from npydata.reader.file import MALFORMED, Extent, FormatError
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 from npydata.reader.pickle.torch import find_class, reduce
@@ -24,9 +24,6 @@ from npydata.reader.pickle.torch import find_class, reduce
 MAX_OPCODES = 1 << 25
 """About 300,000 tensors with all their names, or a list of 30 million numbers."""
 MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
-S_PER_BYTE = 2e-6
-"""How much time each byte of a pickle allows. Honest ones took up to 4e-7 seconds a byte where that
-was measured."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
 RANDOM_HASHES = {str, bytes, UnresolvedObject}
@@ -34,27 +31,6 @@ RANDOM_HASHES = {str, bytes, UnresolvedObject}
 
 DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
-
-MALFORMED = (AttributeError, LookupError, RuntimeError, OverflowError, struct.error, TypeError,
-             ValueError)  # fmt: skip
-"""What Python raises if the stack or an argument is not what an opcode needs."""
-
-
-@dataclass
-class Budget:
-    """What the pickles of a checkpoint may cost together; each byte of them allows a little more.
-
-    Time counts where a file can choose the hashes of keys so that they collide: a dictionary then
-    compares each with all others.
-    """
-
-    copies: int = 1 << 21
-    seconds: float = 2.0
-
-
-BUDGET: ContextVar[Budget | None] = ContextVar("BUDGET", default=None)
-"""That of the checkpoint which this thread opened last; a thread that opened none has a new one for
-each pickle."""
 
 
 class TruncatedError(FormatError):
@@ -77,10 +53,8 @@ class PickleMachine:
         self.memo: dict[int, Any] = {}
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
-        self.budget = BUDGET.get() or Budget()
-        self.budget.copies += len(data)
-        self.budget.seconds += S_PER_BYTE * len(data)
-        self._deadline = time.thread_time() + self.budget.seconds
+        BUDGET.allow(len(data))
+        self._deadline = time.thread_time() + BUDGET.seconds
 
     def run(self) -> Any:
         """Return what the pickle builds; ``at`` is then the byte after it.
@@ -100,14 +74,14 @@ class PickleMachine:
                         raise FormatError(
                             f"the pickle ends with {len(self.stack)} values, expected one"
                         )
-                    self.budget.seconds = self._deadline - time.thread_time()
+                    BUDGET.seconds = self._deadline - time.thread_time()
                     return self.stack[0]
                 read, do = HANDLERS[code]
                 if read is None:
                     do(self)
                 else:
                     do(self, read(self))
-        except MALFORMED as error:
+        except MALFORMED as error:  # the stack or an argument is not what an opcode needs
             if begin >= len(data):
                 raise TruncatedError(f"the pickle ends at byte {begin:,} without a STOP") from None
             known = data[begin] in HANDLERS
@@ -129,12 +103,6 @@ class PickleMachine:
         if stop < 0:
             raise TruncatedError("the pickle ends within a line")
         return self.take(stop + 1 - self.at)[:-1]
-
-    def spend(self, copied: int) -> None:
-        """Count copies: a short file could ask for a great many."""
-        self.budget.copies -= copied
-        if self.budget.copies < 0:
-            raise ValueError("makes far more copies than the pickle's size allows")
 
     # Values, the stack and the memo
 
@@ -271,7 +239,7 @@ class PickleMachine:
         name, module = self.stack.pop(), self.stack.pop()
         if not (isinstance(name, str) and isinstance(module, str)):
             raise ValueError("a name that is not text")
-        self.spend(len(name) + len(module))
+        BUDGET.spend(len(name) + len(module))
         self.stack.append(find_class(self, module, name))
 
     def op_binpersid(self) -> None:
@@ -342,6 +310,7 @@ class Cursor:
                 if size >= left:
                     raise
                 size *= 8
+        BUDGET.allow(machine.at - len(machine.data))  # takes back what is not the pickle's
         self.at += machine.at
         return value, machine.unknown
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from npydata.reader.file import FormatError
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.pickle.objects import (
     MAX_COUNT,
     Global,
@@ -68,14 +69,14 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
     """Return what a call for plain data would return; for any other call, a description."""
     if not isinstance(function, Global | UnresolvedObject) or not isinstance(args, tuple):
         raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a name and a tuple")
-    machine.spend(len(args))
+    BUDGET.spend(len(args))
     rebuild = CALLS.get(function.qualname) if isinstance(function, Global) else None
     if rebuild is None:
         return UnresolvedObject(function.qualname, args)
     # A call with an unresolved object as an argument, such as an unknown storage, becomes one too.
     for arg in args:
         if hasattr(arg, "__len__"):
-            machine.spend(len(arg))
+            BUDGET.spend(len(arg))
         for part in arg if isinstance(arg, tuple) else (arg,):
             if isinstance(part, UnresolvedObject):
                 return UnresolvedObject(part.qualname, args)
@@ -145,11 +146,6 @@ def require_location(location: Any) -> None:
         raise FormatError(f"location {brief(location)} of a storage, expected a device with memory")
 
 
-def old_tensor(_: Any, storage: Any, offset: Any, size: Any, stride: Any) -> TensorSpec:
-    """Read ``_rebuild_tensor``."""
-    return tensor(_, storage, offset, size, stride, False, None)
-
-
 def tensor(
     _: Any,
     storage: Any,
@@ -200,23 +196,15 @@ def tensor_over(
     return TensorSpec(typed.storage, dtype, shape, strides, begin)
 
 
-def tensor_with_dtype(
-    machine: Any,
-    storage: Any,
-    offset: Any,
-    size: Any,
-    stride: Any,
-    requires_grad: Any,
-    hooks: Any,
-    dtype: Any,
-    metadata: Any = None,
-) -> TensorSpec:
-    """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own."""
+def tensor_with_dtype(machine: Any, *args: Any) -> TensorSpec:
+    """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own.
+
+    Its arguments are those of ``_rebuild_tensor_v2``, with the dtype before the metadata.
+    """
+    *before, dtype = args[:7]
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"dtype {brief(dtype)} of a tensor")
-    return tensor(
-        machine, storage, offset, size, stride, requires_grad, hooks, metadata, dtype=dtype
-    )
+    return tensor(machine, *before, *args[7:], dtype=dtype)
 
 
 def parameter(
@@ -254,7 +242,7 @@ def require_attributes(machine: Any, state: Any) -> None:
     for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if not isinstance(one, dict | None):
             raise FormatError(f"sets {brief(one)} on a tensor, expected attributes by name")
-        machine.spend(len(one or ()))
+        BUDGET.spend(len(one or ()))
         for name in one or ():
             there = getattr(torch.nn.Parameter, str(name), None)  # a method, such as mean, may go
             if not isinstance(name, str) or name[:2] == "__" or isdatadescriptor(there):
@@ -262,7 +250,9 @@ def require_attributes(machine: Any, state: Any) -> None:
 
 
 TENSOR_CALLS: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": old_tensor,
+    "torch._utils._rebuild_tensor": lambda machine, storage, offset, size, stride: tensor(
+        machine, storage, offset, size, stride, False, None
+    ),
     "torch._utils._rebuild_tensor_v2": tensor,
     "torch._utils._rebuild_tensor_v3": tensor_with_dtype,
     "torch._utils._rebuild_parameter": parameter,
