@@ -376,6 +376,9 @@ class Metadata(Mapping[str, Any]):
             raise KeyError(f"no value {name!r} in {self._path}{did_you_mean(name, self)}")
         return plain_value(self._path, name, self._values[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 

@@ -109,6 +109,7 @@ def test_what_code_would_have_to_make_is_listed_and_not_made(tmp_path):
         assert any(name.endswith("Config") for name in checkpoint.unsafe_globals)
         assert checkpoint["w"].tolist() == [1, 1]
         assert checkpoint["config.w"].tolist() == [1, 1, 1]
+        assert "config" in checkpoint.metadata
         for read in (lambda: checkpoint["config"], lambda: checkpoint.metadata["config"]):
             with pytest.raises(UnsafeCheckpointError, match="Config, which the file names"):
                 read()
