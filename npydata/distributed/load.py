@@ -35,7 +35,7 @@ from npydata.reader.formats.training import (
 from npydata.system.progress import warn_caller
 
 EXTRA_STATE = "_extra_state"
-"""How the names end of what a module's ``get_extra_state()`` returns, often made anew each time."""
+"""The end of the name of what a module's ``get_extra_state()`` returns, often anew each time."""
 WRAPPERS = re.compile(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.")
 """What compiling and wrapping add to the names of a model's parameters, besides DDP's "module."."""
 

@@ -231,9 +231,7 @@ class PulledOrder:
         own = {}
         for name, thing in things.items():
             if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-                with suppress(
-                    TypeError
-                ):  # some libraries' streams want arguments of their loader's
+                with suppress(TypeError):  # the streams of some libraries want arguments
                     own[name] = copy.deepcopy(thing.state_dict())
         generator = {} if own or not self._began_with else {"generator": self._began_with}
         return {"of": self.kind, "given": self._given, **own, **generator}
