@@ -1,8 +1,8 @@
 """Lesson 00: four parts of a training run, and going on after a kill."""
 
 import os
+import queue
 import threading
-import time
 from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
@@ -74,22 +74,22 @@ windows[:, 1:] >> windows[:, :-1] | y is x one token on; yours is x again.
 # Loader
 
 
-SLOW_S = 0.01
-"""Seconds that the first batch takes: the loop looks into an empty queue."""
+LOOKS_S = 0.1
+"""Seconds that the first batch waits until the loop has looked into the empty queue."""
 
 
 class Numbers:
     """A dataset whose windows are their own numbers."""
 
     def __init__(self, size):
-        self.size, self.asked, self.in_loop = size, [], False
+        self.size, self.asked, self.in_loop, self.looked = size, [], False, threading.Event()
 
     def __len__(self):
         return self.size
 
     def fetch(self, indices):
         if 0 in indices:
-            time.sleep(SLOW_S)
+            self.looked.wait(LOOKS_S)
         self.asked.append(list(indices))
         self.in_loop |= threading.current_thread() is threading.main_thread()
         if not all(0 <= index < self.size for index in self.asked[-1]):
@@ -98,14 +98,20 @@ class Numbers:
 
 
 def loader_seen(Loader, size, batch_size):
-    data = Numbers(size)
-    with threads() as count:
+    data, get = Numbers(size), queue.Queue.get
+
+    def look(*given, **how):
+        data.looked.set()
+        return get(*given, **how)
+
+    with threads() as count, patch.object(queue.Queue, "get", look):
         loader = Loader(data, batch_size, 2)
         batches = iter(loader)
         first = list(islice(batches, 1))
         all_at_once = len(data.asked) >= size // batch_size > 4  # the queue holds two of them
-        seen = {"batches": first + list(batches), "batches, a second time": list(loader)}
-        seen |= count()
+        seen = {"batches": first + list(batches)}
+        data.looked.clear()
+        seen |= {"batches, a second time": list(loader)} | count()
     return seen | {
         "the loop fetches by itself": data.in_loop,
         "all are fetched before the first is handed on": all_at_once,
