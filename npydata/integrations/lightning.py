@@ -21,11 +21,12 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import CheckpointIO
 
 from npydata.checkpointer.checkpointer import SnapshotMode
-from npydata.checkpointer.commit import latest_checkpoint, remove_checkpoint
+from npydata.checkpointer.commit import latest_checkpoint, make_folder, remove_checkpoint
 from npydata.checkpointer.load import load_checkpoint
 from npydata.checkpointer.state import TrainingState, capture_rng, restore_rng
 from npydata.distributed.save import AsyncCheckpointer
 from npydata.errors import CheckpointError
+from npydata.reader.formats.training import encode
 
 
 class AsyncCheckpointIO(CheckpointIO):
@@ -54,6 +55,7 @@ class AsyncCheckpointIO(CheckpointIO):
             )
         rest = {name: value for name, value in checkpoint.items() if name != "state_dict"}
         state = TrainingState(step=checkpoint.get("global_step", 0), epoch=rest.get("epoch", 0))
+        make_folder(Path(path).parent)  # Lightning may make a link in it right away
         self.checkpointer.save(path, checkpoint["state_dict"], rest, state)
 
     def load_checkpoint(
@@ -131,6 +133,11 @@ class SaveCheckpoints(Checkpoint):
             trainer.strategy.checkpoint_io = self._io
             self._io.checkpointer.keep_last = None  # others may save through it, too
         self._saved, self._after_step = 0, None
+        for owner in (pl_module, trainer.datamodule) if stage == "fit" else ():
+            try:
+                encode({**getattr(owner, "hparams", {})}, lambda *_: "")
+            except CheckpointError as error:  # the first save would raise it, perhaps after hours
+                raise CheckpointError(f"save_hyperparameters() keeps {error}: name it in ignore=") from None
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Restore the random generators before the first step of a resumed run."""
@@ -142,8 +149,9 @@ class SaveCheckpoints(Checkpoint):
         """Save if a checkpoint is due, or at the last step."""
         # Here already: a validation's DataLoader draws its seed before ``on_validation_start``.
         self._after_step = capture_rng() if trainer.enable_validation else None
-        step, last = trainer.global_step, trainer.estimated_stepping_batches
-        if step == self._saved or (step % self.every_n_train_steps and step < last):
+        step, epoch = trainer.global_step, trainer.current_epoch + 1
+        last = step == trainer.max_steps or (trainer.is_last_batch and epoch == trainer.max_epochs)
+        if step == self._saved or (step % self.every_n_train_steps and not last):
             return
         self._saved = step
         writer: Any = trainer.strategy.checkpoint_io

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from npydata import (
     AsyncDataLoader,
@@ -45,6 +45,30 @@ class Module(LightningModule):
         self.model(*batch)
 
 
+class TwoOptimizers(Module):
+    """Steps them by itself, and both steps count."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([one], lr=0.01) for one in list(self.parameters())[:2]]
+
+    def training_step(self, batch, index):
+        self.manual_backward(super().training_step(batch, index))
+        for one in self.optimizers():
+            one.step()
+
+
+class Endless(IterableDataset):
+    """A stream: nobody knows its length."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return map(self.dataset.__getitem__, range(WINDOWS))
+
+
 class StopAt(Callback):
     def __init__(self, step):
         self.step = step
@@ -54,14 +78,16 @@ class StopAt(Callback):
             raise Interrupted
 
 
-def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, dropout=True, **options):
-    module = Module(dropout)
+def fit(path, callbacks=(), plugins=(), ckpt_path=None, epochs=2, module=None, **options):
+    module = module or Module()
     if options.pop("random", False):
         dataset = NpyTokensDataset(path, SEQ_LEN)
         dataset._len = WINDOWS
         options["shuffle"] = False
     else:
         dataset = MmapDataset(path, SEQ_LEN, stride=SEQ_LEN)
+    if options.pop("stream", False):
+        dataset, options["shuffle"] = Endless(dataset), False
     validated = DataLoader(dataset, 4) if options.pop("validated", False) else None
     loader = AsyncDataLoader(dataset, 4, seed=9, **{"shuffle": True, **options})
     trainer = Trainer(
@@ -102,13 +128,14 @@ def test_a_run_resumed_with_the_callback_is_the_uninterrupted_one(
 
 
 def test_lightnings_own_callback_saves_and_resumes_through_the_plug_in(tokens, tmp_path):
-    whole = fit(tokens, dropout=False)
+    whole = fit(tokens, module=Module(dropout=False))
     for stop, ckpt_path in ((7, None), (None, str(tmp_path / "step=6.ckpt"))):
         own = ModelCheckpoint(
             tmp_path, "{step}", every_n_train_steps=2, save_top_k=2, monitor="step", mode="max"
         )
         callbacks = [own] if stop is None else [own, StopAt(stop)]
-        module = fit(tokens, callbacks, [AsyncCheckpointIO()], ckpt_path, dropout=False)
+        module = Module(dropout=False)
+        fit(tokens, callbacks, [AsyncCheckpointIO()], ckpt_path, module=module)
     assert module.seen == whole.seen[6:]
     assert same_bits(module.state_dict(), whole.state_dict())
     kept = sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir())
@@ -125,6 +152,25 @@ def test_the_callback_saves_the_last_step_and_removes_only_its_own(tokens, tmp_p
     kept = [[one.name for one in (tmp_path / name).glob("*[0-9]*")] for name in ("own", "run")]
     assert len(kept[0]) == 5
     assert sorted(kept[1]) == ["step-000018", "step-000020"]
+
+
+@pytest.mark.parametrize("options, steps", [
+    ({"stream": True}, [6, 10]),
+    ({"module": TwoOptimizers()}, [6, 12, 18, 20]),
+], ids=["a stream", "two optimizers"])  # fmt: skip
+def test_it_saves_every_few_steps_and_the_last_one_however_steps_are_counted(
+    tokens, tmp_path, options, steps
+):
+    fit(tokens, [SaveCheckpoints(tmp_path, every_n_train_steps=6)], epochs=1, **options)
+    assert sorted(tmp_path.glob("step-*")) == [tmp_path / f"step-{step:06d}" for step in steps]
+
+
+def test_arguments_that_cannot_be_saved_are_refused_before_the_first_step(tokens, tmp_path):
+    module = Module()
+    module.save_hyperparameters({"net": torch.nn.Linear(1, 1)})
+    with pytest.raises(CheckpointError, match=r"save_hyperparameters\(\) keeps \['net'\]: of type"):
+        fit(tokens, [SaveCheckpoints(tmp_path, every_n_train_steps=6)], module=module)
+    assert not module.seen
 
 
 def test_what_the_plug_in_cannot_do_is_refused(tmp_path):
