@@ -137,7 +137,9 @@ class SaveCheckpoints(Checkpoint):
             try:
                 encode({**getattr(owner, "hparams", {})}, lambda *_: "")
             except CheckpointError as error:  # the first save would raise it, perhaps after hours
-                raise CheckpointError(f"save_hyperparameters() keeps {error}: name it in ignore=") from None
+                raise CheckpointError(
+                    f"save_hyperparameters() keeps {error}: name it in ignore="
+                ) from None
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Restore the random generators before the first step of a resumed run."""

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import simulator
+import torch
 
 SEEDS = range(int(os.environ.get("NPYDATA_SEEDS", "50")))
 """The adversaries that each proof meets; ``make nightly`` asks for 200."""
@@ -21,24 +22,24 @@ def _loaded():
 @pytest.fixture
 def sim(_loaded):
     """The simulator with nothing queued, nothing counted, and an adversary that is always late."""
-    import torch
-
     _loaded.seed(0)
-    for device in range(simulator.DEVICES):
-        torch.accelerator.synchronize(device)
+    synchronize()
     _loaded.reset_counts()
     return _loaded
 
 
 def each_seed(sim, seeds):
     """Yield each adversary; what one left queued is done before the next begins."""
-    import torch
-
     for seed in seeds:
         sim.seed(seed)
         yield seed
-        for device in range(simulator.DEVICES):
-            torch.accelerator.synchronize(device)
+        synchronize()
+
+
+def synchronize():
+    """Wait until all that is queued on every device is done."""
+    for device in range(simulator.DEVICES):
+        torch.accelerator.synchronize(device)
 
 
 @pytest.fixture

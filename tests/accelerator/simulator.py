@@ -75,15 +75,15 @@ class Simulator:
         self._library.sim_fail_next(name.encode())
 
     @contextmanager
-    def capacity(self, nbytes, device=0):
-        """Give a device no more memory than this."""
-        self._library.sim_capacity(device, ctypes.c_size_t(nbytes))
+    def capacity(self, nbytes):
+        """Give the first device no more memory than this."""
+        self._library.sim_capacity(0, ctypes.c_size_t(nbytes))
         yield
-        self._library.sim_capacity(device, ctypes.c_size_t(0))
+        self._library.sim_capacity(0, ctypes.c_size_t(0))
 
-    def live_bytes(self, device=0):
-        """Return how many bytes of a device's memory are handed out, in whole pages."""
-        return self._library.sim_live_bytes(device)
+    def live_bytes(self):
+        """Return how many bytes of the first device's memory are handed out, in whole pages."""
+        return self._library.sim_live_bytes(0)
 
     def reset_counts(self):
         """Count host waits and operations from here on."""

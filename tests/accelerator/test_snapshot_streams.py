@@ -84,14 +84,14 @@ def expected(_loaded):
     return of
 
 
-def save_and_step(folder, name, snapshot, device="sim", stream=None):
+def save_and_step(folder, name, snapshot, stream):
     """Step, save and step again at once; return what the checkpoints held, in their order."""
-    trained, held = Averaged(device, OPTIMIZERS[name]), []
+    trained, held = Averaged("sim", OPTIMIZERS[name]), []
     with AsyncCheckpointer(snapshot=snapshot, keep_last=1) as keeper:
         if snapshot == "overlap":
             keeper.protect(trained.optimizer)
         if stream is not None:
-            stream.wait_stream(torch.accelerator.current_stream(device))
+            stream.wait_stream(torch.accelerator.current_stream())
         with stream or nullcontext():
             trained.step()
             for k in range(STEPS):
@@ -109,7 +109,7 @@ def test_a_snapshot_is_the_state_at_the_save(few_seeds, memory_folder, memory, e
     for seed in few_seeds:
         name = list(OPTIMIZERS)[seed % 4 ^ seed // 4 % 4]
         stream = torch.Stream("sim") if seed % 2 else None
-        held = save_and_step(memory_folder, name, snapshot, stream=stream)
+        held = save_and_step(memory_folder, name, snapshot, stream)
         assert [*map(bitwise, held)] == wanted[name], (seed, name)
 
 
@@ -239,14 +239,14 @@ def test_an_error_on_the_device_is_raised_once_and_the_last_checkpoint_stays(
     assert (load_checkpoint(tmp_path / "b")[0]["w"] == 3).all()
 
 
-def failing_start(monkeypatch, keeper):
+def failing_start(monkeypatch):
     def refused(_):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
 
 
-def failing_copy(monkeypatch, keeper):
+def failing_copy(monkeypatch):
     whole, calls = Copy.run, []
 
     def run(self, **options):
@@ -264,7 +264,7 @@ def test_a_save_that_stops_halfway_leaves_no_copy_under_way(sim, tmp_path, monke
     keeper = AsyncCheckpointer()
     on_device = {f"w{k}": torch.full((900,), -1.0, device="sim") for k in range(3)}
     with monkeypatch.context() as patched:
-        fail(patched, keeper)
+        fail(patched)
         with pytest.raises(RuntimeError, match="new thread"):
             keeper.save(tmp_path / "a", on_device)
     ran = sim.executed()["copy to host"]

@@ -91,10 +91,10 @@ def test_another_checkout_is_measured_in_the_same_turns(tmp_path):
     assert any(note.startswith("cost, a,") and "1.00x" in note for note in result["notes"])
 
 
-def row(name, rates, unit, group="g", setting=""):
+def row(name, rates, unit, setting=""):
     rates = [float(rate) for rate in rates]
     return {
-        "group": group,
+        "group": "g",
         "name": name,
         "setting": setting,
         "rates": rates,

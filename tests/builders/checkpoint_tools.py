@@ -9,11 +9,11 @@ from checkpoint_reading import bits
 FILES = {"model.safetensors", "optimizer.safetensors", "training_state.json", "manifest.json"}
 
 
-def small_state(fill=1.0):
-    """A state like the seed's: two layers, the first begins with ``fill``."""
+def small_state():
+    """A state like the seed's: the weight and the bias of a layer."""
     return {
-        "layers.0.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3) + fill,
-        "layers.0.bias": torch.full((3,), fill),
+        "layers.0.weight": torch.arange(1.0, 7.0).reshape(2, 3),
+        "layers.0.bias": torch.ones(3),
     }
 
 

@@ -145,8 +145,8 @@ def newobj(function: str, *arguments: Any) -> Code:
     return Code(name(function) + value(arguments) + NEWOBJ)
 
 
-def build(target: bytes, state: Any, *, python: int = 3) -> Code:
-    return Code(target + value(state, python=python) + BUILD)
+def build(target: bytes, state: Any) -> Code:
+    return Code(target + value(state) + BUILD)
 
 
 def put(code: bytes, index: int) -> Code:

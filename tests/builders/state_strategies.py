@@ -110,6 +110,11 @@ def seen(tensor: torch.Tensor, *, strides: bool = True) -> Any:
     return [*shown[:6], *(shown[6:] if strides else shown[7:])]
 
 
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a file of plain numbers holds it."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors in a nested value, in order."""
     if isinstance(value, torch.Tensor):

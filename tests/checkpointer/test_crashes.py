@@ -65,11 +65,6 @@ def test_kills_at_random_moments_lose_nothing_that_was_confirmed(
         assert newer, "no kill came between a commit and its confirmation"
 
 
-@pytest.fixture(params=BY_ONE.values(), ids=list(BY_ONE))
-def protocol(request):
-    return request.param
-
-
 def killed_at_calls(protocol, folder, choose):
     """Kill a protocol at the calls chosen; return how many kills that were."""
     (folder / "counted").mkdir()
@@ -102,6 +97,7 @@ def killed_at_calls(protocol, folder, choose):
     [lambda calls: random.Random(3).sample(calls, 3), pytest.param(list, marks=NIGHTLY)],
     ids=["some", "every"],
 )
+@pytest.mark.parametrize("protocol", BY_ONE.values(), ids=list(BY_ONE))
 def test_killed_at_a_call_every_protocol_keeps_what_it_promised(
     protocol, memory_folder, record_property, choose
 ):

@@ -14,17 +14,12 @@ from npydata import AsyncCheckpointer, CheckpointError
 pytestmark = pytest.mark.timeout(280)
 
 CASES = {"a new folder, an old one goes": "new", "a folder is replaced": "b"}
+"""The folder that is saved to, by what it does."""
 ERRORS = [
     errno.ENOSPC,
     pytest.param(errno.EIO, marks=pytest.mark.nightly),
     pytest.param(errno.EACCES, marks=pytest.mark.nightly),
 ]
-
-
-@pytest.fixture(params=CASES.values(), ids=list(CASES))
-def name(request):
-    """The folder that is saved to."""
-    return request.param
 
 
 @pytest.fixture
@@ -46,6 +41,7 @@ def copies_of(root):
 
 @pytest.mark.filterwarnings("ignore:.*could not be removed")
 @pytest.mark.parametrize("number", ERRORS)
+@pytest.mark.parametrize("name", CASES.values(), ids=list(CASES))
 def test_a_call_that_fails_costs_the_new_checkpoint_at_most(roots, name, number):
     with Layer().installed() as layer:
         saved(next(roots) / name, 3, keep_last=2)

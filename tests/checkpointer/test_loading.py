@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from checkpoint_tools import bitwise
+from checkpoint_tools import FILES, bitwise
 from faults.saving import rewrite_manifest
 
 from npydata import (
@@ -19,8 +19,6 @@ from npydata import (
     verify_checkpoint,
 )
 from npydata.reader.formats import training
-
-FILES = ["model.safetensors", "optimizer.safetensors", "training_state.json", "manifest.json"]
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ VERIFIED = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_verifying_names_the_file_that_is_damaged(saved, name, damage):
     verify_checkpoint(saved)
     DAMAGE[damage](saved / name)
@@ -99,8 +97,7 @@ def test_any_flipped_bit_is_found_and_piece_and_tensors_are_named(tmp_path, monk
 
 
 HOSTILE = {
-    "not JSON": b"{", "a list": b"[1]", "deep": b"[" * 100_000, "nothing": b"",
-    "another format": {"format": "other"}, "an old version": {"version": 3},
+    "a list": b"[1]", "deep": b"[" * 100_000, "nothing": b"",
     "a name outside": {"files": {"../x": {"size": 1, "crc32": [1]}}},
     "a negative size": {"files": {"model.safetensors": {"size": -1, "crc32": []}}},
     "too few checksums": {"files": {"model.safetensors": {"size": 1 << 30, "crc32": [1]}}},

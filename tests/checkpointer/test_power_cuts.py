@@ -11,11 +11,6 @@ pytestmark = pytest.mark.timeout(280)
 CONTROLS = ("new folders, old ones go", "a token file")
 
 
-@pytest.fixture(params=PROTOCOLS.values(), ids=list(PROTOCOLS))
-def protocol(request):
-    return request.param
-
-
 def filmed(protocol, folder, unsynced=None):
     """Film a protocol on a new disk; return the film, and the disk."""
     disk, film = folder / "disk", folder / "film"
@@ -49,6 +44,7 @@ def part_of(cuts, count):
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
 @pytest.mark.parametrize(
     "most, count", [(20, 30), pytest.param(1500, 10**9, marks=pytest.mark.nightly)]
 )

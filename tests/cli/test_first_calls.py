@@ -78,8 +78,3 @@ def test_what_is_made_says_in_a_line_what_matters(files):
         ): "AsyncCheckpointer(keep_last=3, snapshot='host', no save in flight)",
     }
     assert [repr(one) for one in shown] == list(shown.values())
-
-
-def test_as_dict_is_a_pair_of_names_not_a_switch(files):
-    with pytest.raises(ValueError, match="as_dict=True, expected two names"):
-        MmapDataset("a.npy", 32, as_dict=True)

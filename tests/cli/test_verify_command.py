@@ -119,18 +119,17 @@ def test_a_checkpoint_folder_opens_lazily_and_converts_to_one_file(saved):
         assert {name: bitwise(converted[name]) for name in converted} == found
 
 
+def another_number(checkpoint):
+    path = checkpoint / "training_state.json"
+    path.write_text(path.read_text().replace("0.99", "0.98"))
+
+
 DAMAGE = {
     "no model": lambda f: (f / "model.safetensors").unlink(),
+    "another number": another_number,
     "not JSON": lambda f: (f / "training_state.json").write_bytes(b"{"),
-    "deep JSON": lambda f: (f / "training_state.json").write_bytes(b"[" * 100_000),
-    "a list": lambda f: (f / "training_state.json").write_bytes(b"[]"),
-    "an empty object": lambda f: (f / "training_state.json").write_bytes(b"{}"),
-    "other names": lambda f: (f / "training_state.json").write_bytes(
-        b'{"model": {"a": {"$tensor": "none"}}, "optimizer": {}, "training_state": {}}'),
     "swapped": lambda f: shutil.copy(f / "model.safetensors", f / "optimizer.safetensors"),
-    "no files": lambda f: (f / "manifest.json").write_bytes(
-        b'{"format": "npydata checkpoint", "version": 1, "files": {}}'),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
@@ -140,18 +139,10 @@ def test_a_damaged_folder_is_refused_with_its_name(saved, kind):
         open_checkpoint(saved)
 
 
-FOREIGN = {
-    "other format": '{"format": "other", "version": 1, "files": {}}',
-    "other version": '{"format": "npydata checkpoint", "version": 99, "files": {}}',
-    "no files": '{"format": "npydata checkpoint", "version": 1}',
-    "a list": "[]", "not JSON": "{", "deep": "[" * 100_000, "empty": "",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_manifest_does_not_change_what_a_folder_is(kind):
+@pytest.mark.parametrize("manifest", ['{"format": "other", "version": 1, "files": {}}', "{"])
+def test_a_foreign_manifest_does_not_change_what_a_folder_is(manifest):
     save_checkpoint("c", {"w": torch.ones(2)})
     Path("c/training_state.json").unlink()
-    Path("c/manifest.json").write_text(FOREIGN[kind])
+    Path("c/manifest.json").write_text(manifest)
     with open_checkpoint("c") as checkpoint:
         assert list(checkpoint) == ["w"]

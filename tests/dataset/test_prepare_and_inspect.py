@@ -76,8 +76,6 @@ def test_sources_are_files_folders_and_patterns_in_order(capsys):
         assert left_out in capsys.readouterr().err
     for wrong, message in (
         ("r/image.png", "byte 0 is NUL"),
-        ("", "an empty name"),
-        ("r/*.md", "no file matches"),
         ("r/pipe", "not a regular"),
         ("r/empty.txt", "no text"),
     ):
@@ -86,7 +84,7 @@ def test_sources_are_files_folders_and_patterns_in_order(capsys):
         assert not Path("p.npy").exists()
 
 
-def test_the_same_text_gives_the_same_bytes_wherever_it_is_cut_and_rows_are_whole(capsys):
+def test_the_same_text_gives_the_same_bytes_wherever_it_is_cut_and_rows_are_whole():
     Path("long.txt").write_text(POEM * 3000)
     run("prepare", "long.txt", "-o", "a.npy", "--vocab-size", 400, "-q")
     assert text_of("a.npy") == POEM * 3000 + "|"
@@ -98,9 +96,6 @@ def test_the_same_text_gives_the_same_bytes_wherever_it_is_cut_and_rows_are_whol
     assert flat.dtype == rows.dtype == np.uint16
     assert rows.shape == (flat.num_tokens // 50, 50)
     assert np.array_equal(rows.read(0, 10**9), flat.read(0, rows.num_tokens))
-    run(*options, "s.npy", "--row-len", 10**7, code=2)
-    assert "row of 10000000" in capsys.readouterr().err
-    assert not Path("s.npy").exists()
 
 
 # inspect

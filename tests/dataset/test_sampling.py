@@ -98,6 +98,7 @@ def test_an_index_that_is_none_is_refused(ids, kind):
         ({"vocab_size": 0}, ValueError, "vocab_size=0"),
         ({"vocab_size": 80}, TokenFileError, r"a.npy: id \d+, expected 0 to 79"),
         ({"as_dict": ("a", "a")}, ValueError, "as_dict="),
+        ({"as_dict": True}, ValueError, "as_dict=True, expected two names"),
         ({"paths": "wrapped.npy"}, TokenFileError, r"wrapped.npy: id -\d+, expected 0"),
         ({"paths": "*.x"}, TokenFileError, "no file matches"),
         ({"paths": "."}, TokenFileError, "is a folder"),

@@ -65,7 +65,7 @@ def whole_state(model, optimizer, keys):
     return bitwise([whole(model.state_dict()), whole(optimizer_state(model, optimizer, keys))])
 
 
-def save_everything(folder, tokens, keys="names"):
+def save_everything(folder, tokens):
     """Train, take some batches, save; return the whole state, and the samples that were taken."""
     model, optimizer = spread("fsdp")
     train(model, optimizer, 2)
@@ -74,19 +74,19 @@ def save_everything(folder, tokens, keys="names"):
     taken = starts(next(batches) for _ in range(BEFORE))
     place = loader.state_dict()
     training = TrainingState(step=2, tokens=7, rng=capture_rng(), loader=place, extra={"a": (1,)})
-    saved = whole_state(model, optimizer, keys)
+    saved = whole_state(model, optimizer, "names")
     with AsyncCheckpointer() as keeper:
-        state = optimizer_state(model, optimizer, keys)
+        state = optimizer_state(model, optimizer, "names")
         keeper.save_distributed(folder, model.state_dict(), state, training)
         train(model, optimizer, 1)  # goes on while the disk works
     return saved, taken, starts(batches)
 
 
-def load_everything(folder, tokens, keys="names"):
+def load_everything(folder, tokens):
     """Load what any number of ranks saved into other weights; return it, and the next samples."""
     model, optimizer = spread("fsdp", seed=9)
     training = load_distributed(folder, model, optimizer)
-    loaded = whole_state(model, optimizer, keys)
+    loaded = whole_state(model, optimizer, "names")
     loader = stream(tokens)
     loader.load_state_dict(training.loader)
     facts = training.step, training.tokens, training.extra, training.rng is not None
@@ -175,13 +175,13 @@ def test_two_hosts_with_networks_of_their_own_share_the_stream_save_and_load(tmp
 # Who writes what
 
 
-def save_spread(folder, how, keys="numbers", steps=1):
+def save_spread(folder, how, keys):
     """Save a model that is spread in some way; return its whole state."""
     model, optimizer = spread(how)
-    train(model, optimizer, steps)
+    train(model, optimizer, 1)
     state = optimizer_state(model, optimizer, keys)
     with AsyncCheckpointer() as keeper:
-        keeper.save_distributed(folder, model.state_dict(), state, TrainingState(step=steps))
+        keeper.save_distributed(folder, model.state_dict(), state, TrainingState(step=1))
     return whole_state(model, optimizer, keys)
 
 
@@ -320,13 +320,13 @@ def test_convert_makes_one_file_of_it(tmp_path, capsys, what):
 # Models in wrappers, ties, optimizers
 
 
-def load_spread(folder, how, steps=1):
+def load_spread(folder, how):
     """Load into a model that is spread in some way; return its whole state, before and later."""
     model, optimizer = spread(how, seed=9)
     load_distributed(folder, model, optimizer)
     state = {states_name(name): one for name, one in whole(model.state_dict()).items()}
     numbered = whole(optimizer.state_dict()["state"])
-    train(model, optimizer, steps, first=1)
+    train(model, optimizer, 1, first=1)
     later = [one.flatten().tolist() for one in whole(dict(model.named_parameters())).values()]
     groups = [one["lr"] for one in optimizer.param_groups]
     return bitwise([state, numbered]), groups, np.concatenate(later)
@@ -490,7 +490,7 @@ def drawn():
     return torch.rand(3).tolist(), np.random.rand()
 
 
-def save_rng(folder, alone=False):
+def save_rng(folder, alone):
     """Save with generators that are this rank's own; return what they give next."""
     torch.manual_seed(100 + group()[0])
     np.random.seed(group()[0])

@@ -258,13 +258,3 @@ def test_two_threads_may_not_ask_one_iterator_at_the_same_time():
         next(iterator)
     go.set()
     first.join()
-
-
-def test_stats_say_who_waits_for_whom(tokens):
-    loader = AsyncDataLoader(MmapDataset(tokens, 10), batch_size=4, num_workers=1)
-    iterator, _ = take(loader, 5)
-    stats = loader.stats
-    assert (stats.batches, stats.tokens) == (5, 200)
-    assert 0 <= stats.wait_share <= 1
-    assert "5 batches" in str(stats)
-    iterator.close()

@@ -6,12 +6,11 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 from children import run_child
 from loader_cases import PATIENCE, Fetched, Numbers, Stream, all_workers_end, workers_alive
 
-from npydata import AsyncDataLoader, LoaderError, MmapDataset, write_tokens
+from npydata import AsyncDataLoader, LoaderError, MmapDataset
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -82,10 +81,9 @@ def only_new_garbage():
 
 @pytest.mark.parametrize("leave", WAYS)
 @pytest.mark.usefixtures("only_new_garbage")
-def test_every_way_to_leave_ends_the_threads(leave, tmp_path):
-    write_tokens(tmp_path / "a.npy", [np.arange(40_000, dtype=np.uint16)])
+def test_every_way_to_leave_ends_the_threads(leave, tokens):
     before = workers_alive()
-    datasets = [MmapDataset(tmp_path / "a.npy", 9), Fetched(10**6), Numbers(10**6), Stream(10**6)]
+    datasets = [MmapDataset(tokens, 9), Fetched(10**6), Numbers(10**6), Stream(10**6)]
     for number in range(60):
         leave(
             AsyncDataLoader(

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_cases import Fetched, Numbers, StatefulStream, Stream, flat, take, values
-from token_builders import write
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset, write_tokens
@@ -91,8 +90,8 @@ def test_thousands_of_interruptions_resumed_up_to_four_times(seed):
 
 
 @ONCE
-def test_random_windows_are_those_of_an_uninterrupted_run(tmp_path):
-    dataset = NpyTokensDataset(write(tmp_path / "a.npy", ids=np.arange(9000)), 16)
+def test_random_windows_are_those_of_an_uninterrupted_run(tokens):
+    dataset = NpyTokensDataset(tokens, 16)
     loader = AsyncDataLoader(dataset, batch_size=64, seed=5)
     whole = [values(batch) for batch in loader]
     loader.set_epoch(0)

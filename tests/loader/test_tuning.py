@@ -1,6 +1,5 @@
 """recommend and sweep: measured settings, and the cheapest that is fast enough."""
 
-import numpy as np
 import pytest
 from loader_cases import Fetched
 
@@ -10,7 +9,6 @@ from npydata import (
     LoaderError,
     recommend,
     sweep,
-    write_tokens,
 )
 
 
@@ -31,10 +29,9 @@ def test_recommend_refuses_an_epoch_without_a_batch():
         recommend(Fetched(4), AsyncDataLoaderConfig(batch_size=8, drop_last=True), seconds=0.1)
 
 
-def test_a_sweep_measures_each_setting(tmp_path):
-    write_tokens(tmp_path / "a.npy", [np.arange(50_000, dtype=np.uint16)])
+def test_a_sweep_measures_each_setting(tokens):
     found = sweep(
-        tmp_path / "a.npy",
+        tokens,
         seq_len=64,
         batch_size=8,
         workers=(0, 1),
@@ -48,4 +45,4 @@ def test_a_sweep_measures_each_setting(tmp_path):
     assert all(row["median"] > 0 for row in found["rows"])
     for loader in ("ours", "ours in DataLoader", "naive DataLoader"):
         with pytest.raises(LoaderError, match="without a batch"):  # a short one doesn't count
-            sweep(tmp_path / "a.npy", batch_size=5000, loaders=[loader], progress=False)
+            sweep(tokens, batch_size=5000, loaders=[loader], progress=False)

@@ -5,15 +5,11 @@ import torch
 from children import run_child
 from hypothesis import given
 from safetensors.torch import load_file
-from state_strategies import quickly, seen, states
+from state_strategies import quickly, resolved, seen, states
 
 from npydata import CheckpointError, open_checkpoint
 from npydata.cli import main
 from npydata.reader.inspect import as_table, inspect_checkpoint
-
-
-def plain(tensor):
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 @quickly
@@ -30,7 +26,7 @@ def test_a_converted_checkpoint_reads_as_its_source(tmp_path_factory, state):
                 == source.ties().keys() | source.ties().values()
             )
             for name in source:
-                one, other = (seen(plain(it[name]), strides=False) for it in (made, source))
+                one, other = (seen(resolved(it[name]), strides=False) for it in (made, source))
                 assert one == other
             kept = {
                 name: source.metadata[name] for name in source.metadata if name not in done.left_out
@@ -40,8 +36,8 @@ def test_a_converted_checkpoint_reads_as_its_source(tmp_path_factory, state):
         assert (folder / "a.safetensors").stat().st_size == done.nbytes
         source.to_safetensors(folder / "shards", shard_size=100)
         with open_checkpoint(folder / "shards") as shards:
-            assert {name: seen(plain(shards[name]), strides=False) for name in shards} == {
-                name: seen(plain(source[name]), strides=False) for name in source
+            assert {name: seen(resolved(shards[name]), strides=False) for name in shards} == {
+                name: seen(resolved(source[name]), strides=False) for name in source
             }
             assert {name: shards.metadata[name] for name in kept} == kept
 
@@ -110,12 +106,9 @@ def test_a_report_counts_tensors_ties_and_values(tmp_path):
     counted = [report[one] for one in ("num_tensors", "num_ties", "parameters", "nbytes")]
     assert counted == [2, 1, 16, 64]
     assert report["metadata"] == {"n.x": 1.5, "n.y": {"$bytes": "cmF3"}}
-    assert report["other"].keys() == {"n.run"}
+    assert report["other"] == {"n.run": "n.run needs builtins.print"}
     assert report["tensors"][1]["same_as"] == "a"
-    table = "\n".join(as_table(report))
-    assert "= a" in table
-    assert "values      3" in table
-    assert "warning: names builtins.print, which was not called" in table
+    assert "values      3" in as_table(report)
 
 
 def test_names_of_a_hostile_file_steer_no_terminal(tmp_path):

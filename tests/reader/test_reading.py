@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from state_strategies import DTYPES, base, quickly, seen, states, tensors_of
+from state_strategies import DTYPES, base, quickly, resolved, seen, states, tensors_of
 
 from npydata import CheckpointError, LazyDataSource, open_checkpoint
 from npydata.system.page_cache import evict
@@ -86,10 +86,6 @@ def test_each_way_of_reading_agrees_with_torch(tmp_path_factory, zipped, mmap, s
             if one.numel() and two.numel():
                 shared = one.data_ptr() == two.data_ptr()
                 assert (whole[name].data_ptr() == whole[other].data_ptr()) == shared
-
-
-def resolved(tensor):
-    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 @quickly

@@ -119,7 +119,7 @@ def test_the_files_of_a_folder_reach_the_disk_before_its_name(tmp_path, monkeypa
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with atomic.replacing_folder(tmp_path / "a") as folder:
+    with replacing_folder(tmp_path / "a") as folder:
         (folder / "one").write_bytes(b"1")
         (folder / "two").write_bytes(b"2")
     assert sorted(synced[:2]) == ["one", "two"]

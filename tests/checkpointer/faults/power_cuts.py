@@ -119,7 +119,7 @@ def played(film):
     disk, confirmed, ids, last = Disk(), 0, {}, {}
     for kind, value in frames(film):
         if kind == "looked":
-            looked = {number: value["inodes"][number] for number in value["inodes"]}
+            looked = value["inodes"]
             for number in ids.keys() - looked.keys():
                 del ids[number]  # the file system may give this number to another file
             for number in looked.keys() - ids.keys():
@@ -168,9 +168,9 @@ def update(disk, before, now):
         disk.change_names(change)
 
 
-def power_cuts(film, most, seed=0):
+def power_cuts(film, most):
     """Yield ``(files, confirmed)``: each disk that differs, and the last step confirmed before."""
-    chance, seen = random.Random(seed), set()
+    chance, seen = random.Random(0), set()
     for disk, confirmed in played(film):
         for files in disk.cuts(chance, most):
             key = confirmed, hash(frozenset(files.items()))

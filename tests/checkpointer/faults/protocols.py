@@ -6,7 +6,7 @@ import numpy as np
 from ranks import on_ranks, states
 
 from faults.film import Camera
-from faults.saving import resume, save_step, saved, saves_again, step_of
+from faults.saving import holds, resume, save_step, saved, saves_again
 from npydata import (
     AsyncCheckpointer,
     latest_checkpoint,
@@ -54,16 +54,11 @@ class Checkpoints(Filmed):
 
     def check(self, folder, confirmed):
         """Raise if something is lost of what was confirmed, or of what was there before."""
-        confirmed = max(confirmed, len(self.before))
-        newest = latest_checkpoint(folder / self.root)
-        if newest is None:
+        root, confirmed = folder / self.root, max(confirmed, len(self.before))
+        if latest_checkpoint(root) is None:
             assert confirmed == 0, "no checkpoint is left"
-            return
-        step = step_of(newest)
-        assert step >= confirmed, f"{newest.name} is of step {step}, {confirmed} was confirmed"
-        for entry in (folder / self.root).iterdir():
-            if entry.is_dir() and not entry.name.startswith("."):
-                step_of(entry)
+        else:
+            holds(root, confirmed)
 
     def go_on(self, folder):
         """Check that the next save works, and clears away what the power cut left."""

@@ -1,4 +1,4 @@
-"""Paths that aren't checkpoints, or not files at all."""
+"""Paths that aren't checkpoints, or not files at all; ``test_refusals`` has more of them."""
 
 import os
 import socket
@@ -22,29 +22,17 @@ def content(folder, raw):
 refused(
     content,
     {
-        "empty_file": b"",  # be nothing
         "one_byte": b"\x80",  # be a byte
-        "letters": b"these are not the weights you are looking for\n" * 100,  # be text
         "zeros": bytes(10_000),  # be zeros
         "payload_alone": payload(10_000),  # be only data
         "zip_head_alone": b"PK\3\4" + bytes(1000),  # look like a zip
         "zip_end_alone": bytes(1000) + b"PK\5\6" + bytes(18),  # look like a zip's end
         "pickle_head_alone": b"\x80\x02",  # look like a pickle
         "numpy_file": b"\x93NUMPY\1\0v\0{'descr': '<f4', 'shape': (4,)}",  # be a numpy file
-        "gzip_file": b"\x1f\x8b\x08\0" + bytes(100),  # be a gzip file
-        "html_page": b"<!DOCTYPE html><html>404</html>",  # be an error page, downloaded
-        # be a pointer to a checkpoint
-        "git_lfs_pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
         "hdf5_file": b"\x89HDF\r\n\x1a\n" + bytes(100),  # be an HDF5 file
         "ones": b"\xff" * 10_000,  # be bytes of 255
     },
 )
-
-
-@system
-def missing_file(folder):
-    """Not be there."""
-    return folder / "missing.pt"
 
 
 @system
@@ -68,12 +56,6 @@ def linked(folder, target):
 refused(linked, [
     "/dev/zero", "/dev/null", "/proc/self/mem",
 ])  # fmt: skip
-
-
-@refused
-def empty_folder(folder):
-    """Be a folder of nothing."""
-    return folder
 
 
 @refused

@@ -77,7 +77,6 @@ refused(lambda folder, view: tar(
     (11, 10, 0), (11, 10, 0, 4, 1), (11, 10, "0", 4),
     (11, 11, 0, 4),  # of itself
     (11, 10, value(0.0), 4), ([], 10, 0, 4),
-    (9, 10, 0, 4),  # the key of a storage
 ], "tar_view_{}")  # fmt: skip
 
 
@@ -273,12 +272,6 @@ refused(tar, {
     "tar_tensors_that_run": {**NOTHING, "tensor_count": RUNS},
     "tar_storages_that_run": {**NOTHING, "storage_count": RUNS},
     "tar_view_with_the_key_of_a_storage": {**NOTHING, **ONE, "views": [(10, 10, 2, 2)]},
-})  # fmt: skip
-harmless(tar, {
-    # counted from the first storage?
-    "tar_view_of_a_view": {
-        **ONE, "tensors": [TarTensor(key=30, storage=12, size=(1,), stride=(1,))],
-        "views": [(11, 10, 2, 2), (12, 11, 1, 1)]},
 })  # fmt: skip
 
 
