@@ -254,7 +254,10 @@ def run_verify(args: argparse.Namespace) -> int:
         print_safely(said)
     if newest is None:
         return EXIT_BAD_INPUT
-    return EXIT_OK if newest is found[0] else EXIT_ONLY_OLDER
+    unknown = (one for one in found if one.kind == "npydata" and not one.sequence)
+    if newest is not found[0] or any(one.changed > newest.changed for one in unknown):
+        return EXIT_ONLY_OLDER
+    return EXIT_OK
 
 
 def run_trace(args: argparse.Namespace) -> int:

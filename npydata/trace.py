@@ -356,7 +356,8 @@ def run(
 ) -> int:
     """Run a script under the tracer; return its exit code.
 
-    The bar chart goes to stderr however the script ends. ``steps`` ends it after that many
+    The bar chart goes to stderr however the script ends, other than by ``os._exit`` or a signal
+    that kills it (``timeout`` sends one: use ``timeout -s INT``). ``steps`` ends it after that many
     optimizer steps, as ``sys.exit(0)`` would.
 
     Raises:
@@ -364,15 +365,16 @@ def run(
     """
     if not script.is_file():
         raise NpyDataError(f"{script}: no such script, expected a Python file")
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise NpyDataError(f"{out}: expected the name of a file in a folder that exists")
+    if out and (out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK)):
+        raise NpyDataError(f"{out}: expected the name of a file in a folder that you can write to")
     if steps is not None and steps < 1:
         raise NpyDataError(f"steps={steps}, expected at least 1")
     tracer, process = Tracer(steps), os.getpid()
     # The script may change folder, and replace or close the streams.
     out, stdout, stderr = out and out.absolute(), sys.stdout, sys.stderr
     sys.argv[:] = [str(script), *arguments]
-    sys.path[0] = str(script.resolve().parent)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(script.resolve().parent)
     install(tracer)
     try:
         return run_script(script)

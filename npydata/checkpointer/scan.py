@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,6 +20,7 @@ from npydata.reader.formats import START_BYTES
 from npydata.reader.formats.training import MANIFEST, TRAINING, check_sizes, read_manifest
 from npydata.reader.formats.zip import read_directory
 from npydata.reader.open import IGNORED, INDEX, formats_of, open_checkpoint
+from npydata.system.progress import warn_caller
 
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 FILES = {".safetensors": "safetensors", ".ckpt": "lightning", ".pt": "torch", ".pth": "torch"}
@@ -71,6 +71,11 @@ class Found:
         """Whether every file is there, and none is cut off."""
         return not self.why
 
+    @property
+    def weights_alone(self) -> bool:
+        """Whether it is a model that was exported, from which no training goes on."""
+        return self.kind == "safetensors" or (self.kind == "torch" and self.path.is_dir())
+
     def to_json(self) -> dict[str, object]:
         """Return what ``npydata verify --json`` prints."""
         return {
@@ -85,25 +90,29 @@ class Found:
 def scan(root: str | os.PathLike[str]) -> list[Found]:
     """Return the checkpoints in a folder and the folders in it, the newest first.
 
-    The newest is the last committed, if all are npydata's; else the one with the largest step, if
-    all have one; else the last changed. Files of weights alone (``.safetensors``) come last. Links
-    are not followed.
+    The newest is the last committed, if all are npydata's and of one root; else the one with the
+    largest step, if all have one and none is npydata's; else the last changed. Weights alone
+    (exported models) come last, and don't count in this. Links are not followed.
 
     Raises:
-        CheckpointError: There is no such folder or file.
+        CheckpointError: There is no such folder or file, or a file's name is not a checkpoint's.
     """
     root = Path(root)
     if not root.exists():
         raise CheckpointError(f"{root}: there is no such file or folder")
     found = list(walk(root, 0))
+    if not found and root.is_file():
+        raise CheckpointError(f"{root}: its name ends in none of {', '.join(FILES)}")
     for one in found:
         compare_siblings(one, found)
     found.sort(key=lambda one: (one.changed, str(one.path)), reverse=True)
-    if all(one.kind == "npydata" for one in found):
-        found.sort(key=lambda one: one.sequence, reverse=True)
-    elif all(one.step is not None for one in found):
+    ranked = [one for one in found if not one.weights_alone] or found
+    if {one.kind for one in ranked} == {"npydata"}:
+        if len({one.path.parent for one in ranked}) == 1:  # each root has its own count
+            found.sort(key=lambda one: one.sequence, reverse=True)
+    elif all(one.step is not None for one in ranked):
         found.sort(key=lambda one: one.step or 0, reverse=True)
-    found.sort(key=lambda one: one.path.suffix == ".safetensors")  # weights alone, as an export
+    found.sort(key=lambda one: one.weights_alone)
     return found
 
 
@@ -119,15 +128,18 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
     if kind is None:
         for name in names:
             if depth < MAX_DEPTH and not any(fnmatchcase(name, one) for one in IGNORED):
-                with suppress(PermissionError):  # a lost+found, for example
+                try:
                     yield from walk(path / name, depth + 1)
+                except PermissionError:
+                    if step_in(name) is not None:  # and not a lost+found, for example
+                        warn_caller(f"{path / name}: may not be read")
         return
     files = files_in(path)
     found = Found(
         path,
         kind,
         step_in(path.name),
-        sum(file.lstat().st_size for file in files),
+        sum(file.stat().st_size for file in files if file.exists()),
         max((file.lstat().st_mtime for file in [path, *files]), default=0.0),
     )
     try:
@@ -143,12 +155,17 @@ def kind_of(path: Path, names: list[str]) -> str | None:
         if path.suffix == ".bin" and not path.name.startswith("pytorch_model"):
             with path.open("rb") as file:
                 return "torch" if formats_of(file.read(START_BYTES)) else None  # or it has tokens
-        return FILES.get(path.suffix)
+        return FILES.get(suffix_of(path))
     names = [*names, f"{path.name}/"]
     for kind, patterns in FOLDERS:
         if all(any(re.fullmatch(one, name) for name in names) for one in patterns.split()):
             return kind
     return None
+
+
+def suffix_of(path: Path) -> str:
+    """Return a file's suffix; that of ``.pth.tar``, as PyTorch's examples write, is ``.pth``."""
+    return Path(path.name.removesuffix(".tar")).suffix
 
 
 def step_in(name: str) -> int | None:
@@ -198,7 +215,7 @@ def check_file(path: Path) -> None:
         open_checkpoint(path).close()
     elif path.suffix == ".json":
         read_json(path)
-    elif path.suffix in TORCH:
+    elif suffix_of(path) in TORCH:
         with naming(path):
             check_torch(path)
 

@@ -211,11 +211,15 @@ def read_folder(folder: Folder) -> Contents:
     if (
         safetensors
         and not any(fnmatchcase(name, INDEX) for name in names)
-        and is_shard(read_file(folder.open(safetensors[0])))
+        and is_shard(open_in(folder, safetensors[0]))
     ):
         shards = open_shards(safetensors, folder.open).values()
         return joined(shards, join_shards(shards))
-    name = only_checkpoint(folder, names)
+    return open_in(folder, only_checkpoint(folder, names))
+
+
+def open_in(folder: Folder, name: str) -> Contents:
+    """Open a file of a folder, or the set that it lists; an error names it."""
     file = folder.open(name)
     try:
         return open_index(file, folder.open) if fnmatchcase(name, INDEX) else read_file(file)

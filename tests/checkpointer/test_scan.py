@@ -13,7 +13,7 @@ from checkpoint_tools import refuse_pickles
 from faults.saving import saved
 from safetensors.torch import save_file
 
-from npydata import AsyncCheckpointer
+from npydata import AsyncCheckpointer, CheckpointError
 from npydata.checkpointer.scan import scan
 from npydata.cli import main
 
@@ -144,9 +144,21 @@ def test_the_last_model_beside_a_trainers_checkpoints_hides_none_of_them(tmp_pat
 
 
 def test_exported_weights_are_not_what_to_resume_from(tmp_path):
-    ours(tmp_path, 5)
+    for step in (9, 5):
+        ours(tmp_path, step)
+    (tmp_path / "step-9" / "manifest.json").touch()  # copies may have any time
     save_file({"w": torch.ones(2)}, tmp_path / "export.safetensors")
-    assert [one.path.name for one in scan(tmp_path)] == ["step-5", "export.safetensors"]
+    model_beside(tmp_path / "final")
+    (tmp_path / "final" / "config.json").write_text("{}")
+    names = ["step-5", "step-9", "final", "export.safetensors"]
+    assert [one.path.name for one in scan(tmp_path)] == names
+
+
+def test_of_two_roots_the_one_saved_to_last_has_the_newest(tmp_path):
+    for name, steps in {"monday": (1, 2, 3), "tuesday": (4,)}.items():
+        for step in steps:
+            ours(tmp_path / name, step)
+    assert scan(tmp_path)[0].step == 4
 
 
 def test_a_number_within_a_word_and_one_of_shards_are_no_step(tmp_path):
@@ -160,6 +172,7 @@ def test_a_damaged_checkpoint_changes_nothing_in_the_order_of_the_others(tmp_pat
         ours(tmp_path, step)
     (tmp_path / "step-10" / "manifest.json").unlink()
     assert [one.step for one in scan(tmp_path)] == [50, 100, 10]
+    assert main(["verify", str(tmp_path)]) == 3
 
 
 @pytest.mark.parametrize("kind, names", [
@@ -187,8 +200,8 @@ def test_a_link_to_a_file_that_is_gone_is_not_complete(tmp_path):
 
 def test_none_complete_and_json_for_programs(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
-    plain(tmp_path, 3)
-    os.truncate(tmp_path / "model_3.pt", 100)
+    torch.save({"w": torch.ones(500)}, tmp_path / "ckpt_3.pth.tar")
+    os.truncate(tmp_path / "ckpt_3.pth.tar", 100)
     capsys.readouterr()
     assert main(["verify", "--json", str(tmp_path)]) == 2
     (found,) = json.loads(capsys.readouterr().out)
@@ -197,7 +210,7 @@ def test_none_complete_and_json_for_programs(tmp_path, capsys):
         "step": 3,
         "complete": False,
     }
-    assert found["path"] == str(tmp_path / "model_3.pt")
+    assert found["path"] == str(tmp_path / "ckpt_3.pth.tar")
     assert "cut off" in found["why"]
 
 
@@ -207,13 +220,17 @@ def test_links_notes_and_folders_of_other_users_are_no_checkpoints(tmp_path, mon
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "tokens.bin").write_bytes(bytes(100))
-    (tmp_path / "lost+found").mkdir(0)
+    for name in ("lost+found", "step-9"):
+        (tmp_path / name).mkdir(0)
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)  # whom root becomes here may not enter the folders above
     user = os.geteuid()
     os.seteuid(user or 65534)
     try:
-        found = scan(".")
+        with pytest.warns(match="^step-9: may not be read$"):
+            found = scan(".")
     finally:
         os.seteuid(user)
     assert [one.path.name for one in found] == ["model_1.pt"]
+    with pytest.raises(CheckpointError, match=r"notes\.txt: its name ends in none of"):
+        scan("notes.txt")
