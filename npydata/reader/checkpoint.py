@@ -17,7 +17,7 @@ from npydata.reader.formats import Contents
 from npydata.reader.load import Job, comparisons, load_into, load_new
 from npydata.reader.names import as_value, free_name, nest
 from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject
-from npydata.reader.targets import check_targets, did_you_mean, targets_of
+from npydata.reader.targets import MissingKeyError, check_targets, targets_of
 from npydata.reader.tensor import read_part, read_tensor, sliced
 from npydata.system.accelerator import why_unusable
 from npydata.system.progress import harmless
@@ -308,7 +308,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         if name in self._others:
             plain_value(self.path, name, self._others[name])
             raise KeyError(f"{name!r} in {self.path} is not a tensor: see metadata")
-        raise KeyError(f"no tensor {name!r} in {self.path}{did_you_mean(name, self)}")
+        raise MissingKeyError(f"no tensor {name!r} in {self.path}", name, self)
 
     def _part(self, name: str, index: Any) -> TensorSpec:
         """Return the TensorSpec of a part of a tensor."""
@@ -373,7 +373,7 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return a plain value; one that takes code to build raises UnsafeCheckpointError."""
         if name not in self._values:
-            raise KeyError(f"no value {name!r} in {self._path}{did_you_mean(name, self)}")
+            raise MissingKeyError(f"no value {name!r} in {self._path}", name, self)
         return plain_value(self._path, name, self._values[name])
 
     def __contains__(self, name: object) -> bool:

@@ -16,11 +16,11 @@ from npydata.reader.file import FormatError
 from npydata.reader.formats.safetensors import Layout, lay_out
 from npydata.reader.formats.training import encode
 from npydata.reader.pickle.objects import TensorSpec, brief
-from npydata.reader.tensor import is_contiguous, read_part, sliced
+from npydata.reader.tensor import extents_of, is_contiguous, read_part, sliced
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
 from npydata.system.progress import ProgressBar
 
-CHUNK_BYTES, SCATTERED_CHUNK_BYTES = 1 << 20, 1 << 24
+CHUNK_BYTES, LARGE_CHUNK_BYTES = 1 << 20, 1 << 24
 """Memory of this size is reused; much larger chunks cost new pages each time."""
 MAX_GROWTH = 8
 """How many times larger than the source the tensors may be once expanded ones are written out."""
@@ -169,11 +169,12 @@ def write_file(
 def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
     """Yield the elements of a tensor in order, about a chunk at a time.
 
-    Chunks are larger if the tensor isn't contiguous: each may come from all over the tensor.
+    Chunks are larger where each costs more: a request, or reads from all over the tensor.
     """
-    most = SCATTERED_CHUNK_BYTES
+    most = LARGE_CHUNK_BYTES
     if spec.chunks is None and is_contiguous(spec.shape, spec.stride):
-        spec, most = replace(spec, shape=(math.prod(spec.shape),), stride=(1,)), CHUNK_BYTES
+        spec = replace(spec, shape=(math.prod(spec.shape),), stride=(1,))
+        most = LARGE_CHUNK_BYTES if extents_of(spec)[0].file.is_remote else CHUNK_BYTES
     row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
     rows = max(1, most // max(1, row))
     for begin in range(0, math.prod(spec.shape[:1]) if row else 0, rows):

@@ -24,7 +24,7 @@ from npydata.reader.formats import training as ours
 from npydata.reader.formats.dcp import METADATA, read_dcp
 from npydata.reader.formats.legacy import is_legacy, read_legacy
 from npydata.reader.formats.safetensors import is_safetensors, read_safetensors, without_duplicates
-from npydata.reader.formats.sharded import is_shard, join_shards
+from npydata.reader.formats.sharded import SHARDING, is_shard, join_shards
 from npydata.reader.formats.tar import is_tar, read_tar
 from npydata.reader.formats.zip import read_zip
 from npydata.reader.names import flatten
@@ -155,6 +155,7 @@ def open_index(index: File, open_beside: Callable[[str], File]) -> Contents:
         }
     made = joined(shards.values(), root)
     made.values = {name: text for one in shards.values() for name, text in one.values.items()}
+    made.values.pop(SHARDING, None)  # of one file
     return made
 
 

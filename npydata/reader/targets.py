@@ -66,6 +66,8 @@ def check_targets(
 
 def why_not_filled(spec: TensorSpec, target: torch.Tensor) -> str | None:
     """Return why a target can't be filled, or None if it can."""
+    if hasattr(target, "to_local"):
+        return "it is a DTensor: load without into, and call torch's set_model_state_dict()"
     if target.is_meta or target.layout is not torch.strided or target.is_nested:
         return f"it has no memory of its own (device {target.device}, {target.layout})"
     if tuple(target.shape) != spec.shape:
@@ -93,6 +95,18 @@ def byte_range(target: torch.Tensor) -> tuple[int, int] | None:
         return None
     _, end = byte_span((tuple(target.shape), target.stride(), 0), target.itemsize)
     return target.data_ptr(), target.data_ptr() + end
+
+
+class MissingKeyError(KeyError):
+    """A name that isn't there; one like it is only looked for when this is shown."""
+
+    def __init__(self, said: str, name: str = "", others: Iterable[str] = ()) -> None:
+        super().__init__(said)
+        self.name, self.others = name, [*others]
+
+    def __str__(self) -> str:
+        """Return the message with a hint."""
+        return repr(self.args[0] + did_you_mean(self.name, self.others))
 
 
 def did_you_mean(name: str, others: Iterable[str]) -> str:

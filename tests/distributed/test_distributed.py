@@ -86,6 +86,11 @@ def load_everything(folder, tokens):
     """Load what any number of ranks saved into other weights; return it, and the next samples."""
     model, optimizer = spread("fsdp", seed=9)
     training = load_distributed(folder, model, optimizer)
+    with (
+        open_checkpoint(folder / "model") as saved,
+        pytest.raises(CheckpointError, match="DTensor"),
+    ):
+        saved.load(into=model)
     loaded = whole_state(model, optimizer, "names")
     loader = stream(tokens)
     loader.load_state_dict(training.loader)

@@ -118,6 +118,16 @@ class Settings:
         self.rate, self.mean = 0.1, torch.ones(2)
 
 
+def test_a_folder_of_torchs_hugging_face_writer_is_converted(tmp_path):
+    state = {"w": torch.ones(3, 3), "v": torch.ones(2)}
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "hf"), {"w": 1, "v": 2})
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    with open_checkpoint(tmp_path / "hf") as checkpoint:
+        checkpoint.to_safetensors(tmp_path / "out", shard_size=10)
+    with open_checkpoint(tmp_path / "out") as made:
+        assert all(torch.equal(made[name], one) for name, one in state.items())
+
+
 def test_values_are_named_as_in_a_file(tmp_path):
     state = {"settings": Settings(), "w": torch.zeros(3), "note": "text", "one": torch.Size((2,))}
     torch.save(state, tmp_path / "a.pt")

@@ -50,6 +50,7 @@ CONTENTS = {
     "lfs": ("a.pt", b"version https://git-lfs", "git lfs pull"),
     "web page": ("a.pt", b"<!DOCTYPE html>", "download the file again"),
     "gguf": ("a.gguf", b"GGUF" + bytes(20), "gguf package"),
+    "nemo": ("a.nemo", b"x", "open the model_weights.ckpt in it"),
     "a file called a": ("a", b"x" * 20, r"/a: is no checkpoint"),
     "one distcp": ("__0_0.distcp", b"PK\3\4", "open the folder"),
 }  # fmt: skip
@@ -85,7 +86,7 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
         open_checkpoint(tmp_path / "a.pt")
 
 
-def test_a_name_that_is_not_there_is_answered_with_the_one_that_was_meant(tmp_path):
+def test_a_name_that_is_not_there_is_answered_with_the_one_that_was_meant(tmp_path, monkeypatch):
     with open_checkpoint(torch_file(tmp_path / "a.pt")) as checkpoint:
         with pytest.raises(KeyError, match=r"no tensor 'w'.*did you mean 'model\.w'\?"):
             checkpoint["w"]
@@ -101,6 +102,8 @@ def test_a_name_that_is_not_there_is_answered_with_the_one_that_was_meant(tmp_pa
             checkpoint.load(prefix="modle.")
         with pytest.raises(CheckpointError, match=r"'\.w'; did you mean 'model\.'\?"):
             checkpoint.load(prefix="model")
+        monkeypatch.delattr("difflib.get_close_matches")
+        assert checkpoint.get("unseen") is None  # among thousands of names, looking takes long
 
 
 def test_what_code_would_have_to_make_is_listed_and_not_made(tmp_path):

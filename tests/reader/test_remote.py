@@ -116,6 +116,12 @@ def test_one_tensor_takes_few_requests_and_few_bytes(server, tmp_path, kind, req
     assert server.sent <= 17.5 * 2**20
 
 
+def test_a_conversion_asks_for_large_pieces(server, tmp_path):
+    with open_checkpoint(server.url(written(tmp_path, "safetensors", 1, 1 << 24))) as checkpoint:
+        checkpoint.to_safetensors(tmp_path / "b.safetensors")
+    assert server.requests <= 8
+
+
 def test_inspecting_a_url_says_how_little_was_read(server, tmp_path):
     report = inspect_checkpoint(server.url(written(tmp_path, "zip", 16, 1 << 20)))
     assert len(report["tensors"]) == 16

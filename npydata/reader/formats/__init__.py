@@ -56,6 +56,7 @@ FOREIGN = (
     ("*", b"\x93NUMPY", "a numpy array: numpy.load reads it, or open_tokens"),
     ("*", b"version https://git-lfs", "a pointer of Git LFS: run git lfs pull"),
     ("*", b"<", "a web page: download the file again"),
+    ("*.nemo", b"", "an archive of NeMo: unpack it, and open the model_weights.ckpt in it"),
     ("*.distcp", b"", "a shard of torch.distributed.checkpoint: open the folder"),
     ("*.metadata", b"", "the metadata of torch.distributed.checkpoint: open the folder"),
 )

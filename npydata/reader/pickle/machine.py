@@ -21,8 +21,6 @@ from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 from npydata.reader.pickle.torch import find_class, reduce
 
-MAX_OPCODES = 1 << 25
-"""About 300,000 tensors with all their names, or a list of 30 million numbers."""
 MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
@@ -65,7 +63,7 @@ class PickleMachine:
         """
         data, begin = self.data, self.at
         try:
-            for _ in range(MAX_OPCODES):
+            while True:
                 begin = self.at
                 code = data[begin]
                 self.at = begin + 1
@@ -88,7 +86,6 @@ class PickleMachine:
             why = str(error).partition("\n")[0] if known else "is no opcode"
             what = data[begin : begin + 1]
             raise FormatError(f"{what!r} at byte {begin:,} of the pickle: {why:.300}") from None
-        raise FormatError(f"a pickle of more than {MAX_OPCODES:,} opcodes")
 
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes."""
