@@ -554,7 +554,7 @@ The leading zeros in `step-000010` make name order the same as step order.
 
 # %% [markdown]
 """
-**Write `steps`.** It goes through the loader's batches and numbers them: the first batch is step 1. It yields `(step, batch)` for each step after `done`, up to and including `total`. Batches that were trained on before the crash are fetched and dropped; with `done = 0` there are none. (Dropping is slow when `done` is a million. Lesson 02 has a better way.)
+**Write `steps`.** It goes through the loader's batches and numbers them: the first batch is step 1. It yields `(step, batch)` for each step after `done`, up to and including `total`, and then it ends: nothing more is fetched. Batches that were trained on before the crash are fetched and dropped; with `done = 0` there are none. (Dropping is slow when `done` is a million. Lesson 02 has a better way.)
 """
 
 # %% [markdown] tags=["hint:steps"]

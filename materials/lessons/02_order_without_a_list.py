@@ -100,7 +100,7 @@ Write the numbers from 0 into a grid, row by row. Then shift each row by some am
 
 Row 0 is shifted by 1: its 2 leaves on the right, and comes in on the left. A whole row moves by the same amount, so no two cells collide; and if you know the amounts, you can shift everything back. The randomness is in the amounts: a hash of the row's number, then a hash of the column's.
 
-**Write `shift`**, the one move that everything is built from. `values` are places below `bound`. Move each one forward by its hash, wrapping around at `bound`. A hash is far larger than `bound`: any way to make it small is right. All arrays hold `uint64` (left out in the example), and `bound` is one, too. The result says where each number *goes*: 0 to place 1, 1 to place 2, 2 to place 0. (The grid above shows the reverse, which number is in each place: 2 0 1.)
+**Write `shift`**, the one move that everything is built from. `values` are places below `bound`. Move each one forward by its hash, wrapping around at `bound`. A hash is far larger than `bound`: make it small with `%`. All arrays hold `uint64` (left out in the example), and `bound` is one, too. The result says where each number *goes*: 0 to place 1, 1 to place 2, 2 to place 0. (The grid above shows the reverse, which number is in each place: 2 0 1.)
 
 ```python
 shift(np.array([0, 1, 2]), np.array([7, 7, 7]), 3)      # [1, 2, 0]: 7 is 2 * 3 + 1, so all move by 1

@@ -182,11 +182,11 @@ def compare(a, b):
 
 Three loaders read a 134 MB file that is in memory, as fast as they can:
 
-- *ours*, the library's loader, with two prefetch factors;
+- *ours*, the library's loader;
 - a stock `DataLoader` over *our* dataset, which is asked for whole batches;
 - the *naive* `DataLoader`, which collects single windows.
 
-Each gets 0, 1 and 2 workers; with 0 the loop makes its batches itself. For ours a worker is a thread, for the other two a process. Each setting is measured three times, in turn, after a round that doesn't count. This takes about ten seconds.
+Each gets 0, 1 and 2 workers, with a prefetch factor of 2 and of 16; with 0 workers the loop makes its batches itself. For ours a worker is a thread, for the other two a process. Each setting is measured three times, in turn, after a round that doesn't count. This takes about ten seconds.
 """
 
 # %% tags=["prediction:processes"]
@@ -241,8 +241,8 @@ workers, prefetch = cheapest(rates, step_s=0.004)
 print(f"for a step of 4 ms: workers={workers}, prefetch={prefetch}")
 
 # %% tags=["nbval-ignore-output"]
-busy = play.watch(Loader(play.UnevenDisk(), 1, prefetch=prefetch, workers=workers))
-play.draw_steps(busy)
+busy_now = play.watch(Loader(play.UnevenDisk(), 1, prefetch=prefetch, workers=workers))
+play.draw_steps(busy_now)
 
 # %% [markdown] tags=["takeaway"]
 """
@@ -250,7 +250,7 @@ The same disk and the same step, and hardly a gap.
 """
 
 # %%
-after = idle_share(busy)
+after = idle_share(busy_now)
 print("the model stands still for less than half as long as before:", after < before / 2)
 
 # %% [markdown]
@@ -395,12 +395,10 @@ Is the model any good? In sitting 1 you measured nine settings of your real `Loa
 """
 
 # %% tags=["nbval-ignore-output"]
-for (workers, prefetch), rate in rates.items():
-    trips = follow([2, 2, 2, 14] * 10, 0, workers, window=workers * prefetch)
+for (count, factor), rate in rates.items():
+    trips = follow([2, 2, 2, 14] * 10, 0, count, window=count * factor)
     model = 1000 * len(trips) / trips[-1].done
-    print(
-        f"workers {workers}, prefetch {prefetch}: {rate:4.0f} batches/s, the model says {model:.0f}"
-    )
+    print(f"workers {count}, prefetch {factor}: {rate:4.0f} batches/s, the model says {model:.0f}")
 
 # %% [markdown]
 """

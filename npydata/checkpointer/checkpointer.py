@@ -156,6 +156,10 @@ class AsyncCheckpointer:
         self._wait()
         folder = destination(dir)
         require_replaceable(folder)
+        if self.keep_every and training_state is None:
+            raise CheckpointError(
+                f"keep_every={self.keep_every} goes by steps, and there is no training_state"
+            )
         training = TrainingState() if training_state is None else training_state
         files, values = plan_files(model_state, optimizer_state)
         small = serialized(values | {"training_state": encode_training(training)})

@@ -33,6 +33,7 @@ from npydata.reader.formats.training import (
     read_manifest,
     read_small,
 )
+from npydata.reader.remote import is_url
 from npydata.system.atomic import (
     clear_stale,
     make_public,
@@ -81,8 +82,8 @@ class Root:
         After a commit, that folder is the checkpoint that the new one replaced, if any.
         """
         make_folder(self.path)
+        clear_stale(self.path)
         if not self.run:
-            clear_stale(self.path)
             self.find_run()
         return temporary_folder(self.path)
 
@@ -168,10 +169,17 @@ class Root:
 
 def destination(dir: str | os.PathLike[str]) -> Path:
     """Return the absolute folder that a path names, in case the process changes its folder."""
-    path = Path(os.fsdecode(dir))
+    path = local_path(dir)
     if path.name in ("", ".."):
         raise CheckpointError(f"{os.fsdecode(dir)!r}: expected a path that ends with a name")
     return path.absolute()
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path; refuse a URL, which would lead to a folder called ``s3:``."""
+    if is_url(text := os.fsdecode(path)):
+        raise CheckpointError(f"{text}: is a URL, expected a folder")
+    return Path(text)
 
 
 def require_replaceable(folder: Path) -> None:
@@ -234,7 +242,8 @@ def put_in_place(temporary: Path, folder: Path) -> None:
     The old one then has the name of ``temporary``, and is removed with it.
 
     Raises:
-        CheckpointError: Something else has the name, or names can't be exchanged here.
+        CheckpointError: Something else has the name, or it is that of the latest checkpoint and
+            names can't be exchanged here.
     """
     for _ in range(MAX_TRIES):
         require_replaceable(folder)
@@ -246,16 +255,36 @@ def put_in_place(temporary: Path, folder: Path) -> None:
                 raise
         with suppress(FileNotFoundError):  # another process of the run has just removed it
             if not exchange(temporary, folder):
-                raise CheckpointError(
-                    f"{folder}: this file system can't replace a folder: choose a new folder"
-                )
-            if foreign_files(temporary):  # added a moment ago: put the old one back
+                replace_in_steps(temporary, folder)
+            elif foreign_files(temporary):  # added a moment ago: put the old one back
                 exchange(temporary, folder)
                 require_replaceable(folder)
             break
     else:
         raise CheckpointError(f"{folder}: other processes took this name {MAX_TRIES} times")
     sync_folder(folder.parent)
+
+
+def replace_in_steps(temporary: Path, folder: Path) -> None:
+    """Replace a checkpoint where names can't be exchanged; the latest would be missing meanwhile.
+
+    Raises:
+        CheckpointError: It is the latest, or holds other files.
+    """
+    if named_latest(folder.parent) in (None, folder):
+        raise CheckpointError(
+            f"{folder}: this file system can't replace the latest checkpoint: choose a new folder"
+        )
+    aside = new_temporary(folder.parent)
+    folder.rename(aside)
+    try:
+        if foreign_files(aside):  # added a moment ago
+            raise CheckpointError(f"{folder}: holds files that no checkpoint has")
+        temporary.rename(folder)
+    except (CheckpointError, OSError):
+        aside.rename(folder)
+        raise
+    aside.rename(temporary)
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -330,11 +359,11 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     complete, else the newest complete one. A warning says if there are some, but none is complete.
 
     Raises:
-        CheckpointError: ``root`` is itself a checkpoint.
+        CheckpointError: ``root`` is itself a checkpoint, or a URL.
         OSError: It can't be determined: this user may not read ``latest`` or the checkpoint that it
             names, or the disk fails.
     """
-    root = Path(root)
+    root = local_path(root)
     if not root.is_dir():
         return None
     if (root / MANIFEST).is_file() and (root / TRAINING).is_file():

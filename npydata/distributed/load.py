@@ -269,14 +269,15 @@ def with_tensors(
     """Return a nested value with a tensor of ``targets`` in place of each ``Named``.
 
     What ``targets`` lacks is added, to be filled later; one with the shape of ``owner`` is sharded
-    like it.
+    like it, and has its strides, as fused optimizers need.
     """
 
     def make(name: str) -> torch.Tensor:
         if name not in targets:
             info = tensors.info(name)
-            if is_dtensor(owner) and tuple(owner.shape) == tuple(info.shape):
-                made = torch.empty_like(owner, dtype=info.dtype, requires_grad=False)
+            if owner is not None and tuple(owner.shape) == tuple(info.shape):
+                like = owner if is_dtensor(owner) else owner.detach().cpu()
+                made = torch.empty_like(like, dtype=info.dtype, requires_grad=False)
             else:
                 made = torch.empty(info.shape, dtype=info.dtype, device="cpu")
             targets[name] = made

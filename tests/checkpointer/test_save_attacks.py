@@ -33,7 +33,17 @@ def test_keep_every_keeps_milestones_beside_the_newest(tmp_path):
     with AsyncCheckpointer(keep_last=2, keep_every=5) as keeper:
         for step in range(1, 14):
             save_step(keeper, tmp_path / f"step-{step}", step)
+        with pytest.raises(CheckpointError, match="keep_every=5 goes by steps"):
+            keeper.save(tmp_path / "last", small_state())
     assert steps_in(tmp_path) == [5, 10, 12, 13]
+
+
+def test_a_url_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (latest_checkpoint, lambda url: saved(url, 1)):
+        with pytest.raises(CheckpointError, match="s3://bucket/run: is a URL, expected a folder"):
+            call("s3://bucket/run")
+    assert not list(tmp_path.iterdir())
 
 
 SAVE_AND_STOP = """
@@ -137,7 +147,7 @@ def test_a_file_system_without_modes_or_folder_flushes_takes_checkpoints(tmp_pat
     assert holds(tmp_path / "run", 2) == 2
 
 
-def test_without_an_exchange_a_folder_is_not_replaced_and_a_new_one_is_asked_for(
+def test_without_an_exchange_only_the_latest_is_not_replaced_and_a_new_one_is_asked_for(
     tmp_path, monkeypatch
 ):
     saved(tmp_path / "a", 1)
@@ -148,6 +158,9 @@ def test_without_an_exchange_a_folder_is_not_replaced_and_a_new_one_is_asked_for
     saved(tmp_path / "b", 3)
     assert holds(tmp_path, 3, ["a"]) == 3
     assert loaded_step(tmp_path / "a") == 1
+    saved(tmp_path / "a", 4)
+    assert holds(tmp_path, 4, ["b"]) == 4
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_name_that_others_take_again_and_again_is_an_error(tmp_path, monkeypatch):

@@ -446,6 +446,20 @@ def test_a_model_with_a_part_called_module_is_known_inside_a_wrapper(tmp_path):
     assert bitwise(plain.state_dict()) == bitwise(wrapped.state_dict())
 
 
+def test_moments_have_the_strides_of_their_parameter_as_fused_steps_need(tmp_path):
+    def made():
+        model = torch.nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+        return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+    model, optimizer = made()
+    model(torch.ones(1, 2, 4, 4)).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path / "a", model.state_dict(), optimizer.state_dict())
+    other, loaded = made()
+    load_distributed(tmp_path / "a", other, loaded)
+    assert loaded.state[other.weight]["exp_avg"].stride() == other.weight.stride()
+
+
 def test_each_of_several_optimizers_finds_its_own_state(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     pairs = [[torch.optim.Adam(part.parameters()) for part in model] for _ in range(2)]

@@ -320,7 +320,7 @@ def waits(number):
     (MEAN, type_error_inside, ["It is called with: numbers, digits"], []),
     (MEAN, refuses, ["You raise this error", "in your line"], []),
     (MEAN, adds_text, ["TypeError", "in your line"], ["It is called with"]),
-    (MEAN, lambda numbers, digits: None, ["Nothing comes back"], []),
+    (MEAN, lambda numbers, digits: None, ["None comes back"], []),
     (MEAN, lambda numbers, digits: mean(numbers, digits) + 1, ["([0], 0)"], []),
     (PAIR, lambda number: 2 * number, ["a number came back, expected a pair"], []),
     (PAIR, lambda number: (number, number, 0), ["3 of them, expected 2"], []),

@@ -43,6 +43,15 @@ IN_TURN = Exercise(
         "first.": lambda methods, repeats: {
             name: [method() for _ in range(repeats + 1)][1:] for name, method in methods.items()
         },
+        "Every round counts with you: there is none before them that doesn't.": (
+            lambda methods, repeats: {
+                name: [row[name] for row in rounds]
+                for rounds in [
+                    [{n: method() for n, method in methods.items()} for _ in range(repeats)]
+                ]
+                for name in methods
+            }
+        ),
     },
     show=lambda names, repeats: (
         f"in_turn({{{', '.join(f'{n!r}: ...' for n in names)}}}, {repeats})"

@@ -192,6 +192,7 @@ def saver_seen(answer, saves, full, task=Late):
             weight = torch.full((2,), float(saving))
             seen[f"save {saving}"] = came_of(saver.save, saving, {f"w{saving}": weight})
             weight.fill_(-1)
+        saving = ""
         seen["wait"] = came_of(saver.wait)
         seen["a second wait"] = came_of(saver.wait)
     places = {image.data_ptr() for image in images}
@@ -210,6 +211,7 @@ SAVER = Exercise(
     lay_out(state, self.memory) >> lay_out(state, Memory()) | New memory for each save: every page of it is a page fault.
     lambda: write_image >> write_image | These parentheses call `write_image` at once, in the loop: the task gets only its result.
     self.commit)) >> self.commit)); self.wait() | You wait for this save; training should go on.
+    if self.task is not None: >> if True: | Before the first save there is no task to ask.
     self.task.result() >> self.task.thread.join() | You wait for the thread, but don't ask for its error.
     """,
     show=lambda saves, full, task=Late: (

@@ -29,6 +29,8 @@ MOST_PRINTED = 7
 KILLED = "the process dies"
 ENDLESS = "it had not come to an end"
 STATM = Path("/proc/self/statm")
+LOST: list[str] = []
+"""In a child: the errors that ended threads during the look that is on."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ def within(seconds: float) -> Iterator[None]:
     """In a child: interrupt what takes longer than that, where Python can."""
 
     def interrupt(number: int, frame: Any) -> None:
-        raise Interrupted(ENDLESS)
+        raise Interrupted("; ".join([ENDLESS, *LOST[:1]]))
 
+    LOST.clear()
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -106,9 +109,12 @@ def _work(work: Callable[[], Any], folder: str, send: Connection) -> None:
     printed = io.StringIO()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1), os.dup2(silent, 2)
-    threading.excepthook = lambda ended: print(
-        "a thread ended in", in_one_line(ended.exc_value or SystemExit())
-    )
+
+    def lost(ended: threading.ExceptHookArgs) -> None:
+        LOST.append(f"a thread ended in {in_one_line(ended.exc_value or SystemExit())}")
+        print(LOST[-1])
+
+    threading.excepthook = lost
     value, why = None, None
     with redirect_stdout(printed), redirect_stderr(printed):
         try:

@@ -71,12 +71,12 @@ def kind(value: Any) -> str:
 def difference(expected: Any, got: Any, where: str = "") -> str:
     """Return the first place where two values differ, in words; "" where a look shows it."""
     said = f"{where}: " if where else ""
-    if isinstance(expected, list | tuple) and isinstance(got, list | tuple):
+    if isinstance(expected, list | tuple | range) and isinstance(got, list | tuple | range):
         if len(expected) != len(got):
             return f"{said}{len(got)} of them, expected {len(expected)}"
         first = next(k for k, one in enumerate(expected) if not same(one, got[k]))
         return difference(expected[first], got[first], f"{where}[{first}]")
-    if kind(expected) != kind(got):
+    if kind(expected) != kind(got) and {kind(expected), kind(got)} != {"a number", "a float"}:
         return f"{said}{kind(got)} came back, expected {kind(expected)}"
     a, b = np.asarray(expected), np.asarray(got)
     if a.shape != b.shape:

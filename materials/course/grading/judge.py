@@ -34,7 +34,7 @@ FACTS = "Only what differs is shown: 'got' is what your code does. Which of your
 DIED = "Nothing could be raised any more: what was touched, and what should come before it?"
 LASTS = "Your code waits or loops for good here: does what it waits for ever happen?"
 RAISED = "You raise this error yourself: is one asked for here, and is it this one?"
-NOTHING = "Nothing comes back. What should a call return?"
+NOTHING = "None comes back. What should this call return?"
 CALLED = re.compile(r"target=([\w.]+)\(")
 DOTS = ast.dump(ast.Expr(ast.Constant(...)))
 SLIPS = {
@@ -203,6 +203,8 @@ def reasons(
     if isinstance(found.error, TypeError) and not line:
         takes = ", ".join(inspect.signature(exercise.right).parameters)
         other = f"It is called with: {takes}. Yours takes something else."
+        if "iter()" in str(found.error):
+            other = "`__iter__` returns something that can't be gone through: where is its `yield`?"
         return sentences or [NOTHING if "NoneType" in str(found.error) else other]
     if sentences or isinstance(found.error, Interrupted):
         return line + (sentences or [LASTS])

@@ -112,11 +112,11 @@ def swept():
 def model_of(follow, workers, window):
     """Return what the sliders draw: who does what when, in the learner's model."""
     trips = follow(UNEVEN * 15, STEP_MS, workers, window)
-    rows = {f"worker {k + 1}": [] for k in range(workers)} | {"consumer": []}
+    rows = {f"worker {k}": [] for k in range(workers)} | {"consumer": []}
     for k, trip in enumerate(trips):
         if trip.done < 90:
             made = trip.begun, trip.made, "being made", k
-            rows[f"worker {trip.worker + 1}"].append(made)
+            rows[f"worker {trip.worker}"].append(made)
             rows["consumer"].append((trip.taken, trip.done, "computed on", k))
     each = (trips[-1].done - trips[19].done) / (len(trips) - 20)
     text = f"{each:.1f} ms a batch, a step takes {STEP_MS} ms: waits {1 - STEP_MS / each:.0%}"
