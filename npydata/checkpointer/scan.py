@@ -90,9 +90,9 @@ class Found:
 def scan(root: str | os.PathLike[str]) -> list[Found]:
     """Return the checkpoints in a folder and the folders in it, the newest first.
 
-    The newest is the last committed, if all are npydata's and of one root; else the one with the
-    largest step, if all have one and none is npydata's; else the last changed. Weights alone
-    (exported models) come last, and don't count in this. Links are not followed.
+    The newest is the last committed, if all are npydata's and of one root. It is the one with the
+    largest step, if another tool's are among them and all have a step; else the last changed.
+    Weights alone (exported models) come last, and don't count in this. Links are not followed.
 
     Raises:
         CheckpointError: There is no such folder or file, or a file's name is not a checkpoint's.
@@ -107,11 +107,11 @@ def scan(root: str | os.PathLike[str]) -> list[Found]:
         compare_siblings(one, found)
     found.sort(key=lambda one: (one.changed, str(one.path)), reverse=True)
     ranked = [one for one in found if not one.weights_alone] or found
-    if {one.kind for one in ranked} == {"npydata"}:
-        if len({one.path.parent for one in ranked}) == 1:  # each root has its own count
-            found.sort(key=lambda one: one.sequence, reverse=True)
-    elif all(one.step is not None for one in ranked):
+    roots = {one.path.parent if one.kind == "npydata" else None for one in ranked}
+    if None in roots and all(one.step is not None for one in ranked):
         found.sort(key=lambda one: one.step or 0, reverse=True)
+    elif len(roots) == 1:  # each root has its own count
+        found.sort(key=lambda one: one.sequence, reverse=True)
     found.sort(key=lambda one: one.weights_alone)
     return found
 
@@ -140,7 +140,7 @@ def walk(path: Path, depth: int) -> Iterator[Found]:
         kind,
         step_in(path.name),
         sum(file.stat().st_size for file in files if file.exists()),
-        max((file.lstat().st_mtime for file in [path, *files]), default=0.0),
+        max(file.lstat().st_mtime for file in [path, *files]),
     )
     try:
         check(found, files)
