@@ -276,8 +276,8 @@ def with_tensors(
         if name not in targets:
             info = tensors.info(name)
             if owner is not None and tuple(owner.shape) == tuple(info.shape):
-                like = owner if is_dtensor(owner) else owner.detach().cpu()
-                made = torch.empty_like(like, dtype=info.dtype, requires_grad=False)
+                device = None if is_dtensor(owner) else "cpu"
+                made = torch.empty_like(owner, dtype=info.dtype, device=device, requires_grad=False)
             else:
                 made = torch.empty(info.shape, dtype=info.dtype, device="cpu")
             targets[name] = made
