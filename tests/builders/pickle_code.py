@@ -14,7 +14,7 @@ class Code(bytes):
     """Opcodes that leave one value on the stack."""
 
 
-MARK, STOP, POP, POP_MARK, DUP = b"(", b".", b"0", b"1", b"2"
+MARK, STOP, POP, POP_MARK = b"(", b".", b"0", b"1"
 NONE, TRUE, FALSE = Code(b"N"), Code(b"\x88"), Code(b"\x89")
 EMPTY_TUPLE, EMPTY_LIST, EMPTY_DICT, EMPTY_SET = Code(b")"), Code(b"]"), Code(b"}"), Code(b"\x8f")
 APPEND, APPENDS, SETITEM, SETITEMS, ADDITEMS = b"a", b"e", b"s", b"u", b"\x90"
@@ -115,11 +115,6 @@ def unicode(text: str | bytes, length: int | None = None) -> Code:
 def short_string(text: str | bytes) -> Code:
     raw = text.encode("latin-1") if isinstance(text, str) else text
     return Code(b"U" + bytes([len(raw)]) + raw) if len(raw) < 256 else binstring(raw)
-
-
-def string_line(text: str) -> Code:
-    """A quoted string on a line: what protocol 0 wrote."""
-    return Code(b"S" + repr(text).encode("latin-1") + b"\n")
 
 
 def name(module: str, qualified: str = "") -> Code:

@@ -26,7 +26,6 @@ refused(
         {"comment_length": 100},  # have a comment that isn't there
         {"locator": 2**63},  # put the zip64 record beyond the file
         {"locator": 0},  # have the first entry read as the zip64 record
-        {"locator": FULL64},  # wrap the zip64 record's place around
         # count 2**63 entries
         {"entries": 65_535, "64_entries": 2**63},
         {"size": FULL, "64_size": FULL64},  # wrap the directory around
@@ -44,7 +43,6 @@ refused(
         {"offset": 0},  # read entries for the directory
         # begin the directory in its middle
         {"offset": 600},
-        {"size": FULL - 1},  # have a huge directory read
         {"size": 0},  # say the directory has no bytes
         # point to a zip64 record and have none
         {"offset": FULL},
@@ -55,14 +53,10 @@ refused(
     [
         {"size": FULL},  # be 4 GB without a zip64 field
         {"offset": FULL},  # lie at 4 GB without a zip64 field
-        # have 2**63 bytes
-        {"size": FULL, "extra": zip64_extra(2**63, 2**63)},
         # have 2**64 bytes
         {"size": FULL, "extra": zip64_extra(FULL64, FULL64)},
         # lie at 2**64
         {"offset": FULL, "extra": zip64_extra(FULL64)},
-        # lie before the file
-        {"offset": FULL, "extra": zip64_extra(2**63)},
         # end in a size
         {"size": FULL, "extra": struct.pack("<2HI", 1, 4, 9)},
         # have a field beyond the extra

@@ -41,14 +41,13 @@ refused(lambda folder, shard: index(folder, mapped({"a": shard})), [
     "../other.safetensors", "x/../../other.safetensors", f"../set/{SHARD}", "/etc/passwd",
     SHARD + "\0", "", ".", "..", "model.safetensors.index.json", "/dev/zero",
     "model-00002-of-00002.safetensors",  # is missing
-    "/proc/self/environ", "..\\other.safetensors", "x" * 5_000, "~/other.safetensors",
+    "..\\other.safetensors", "x" * 5_000, "~/other.safetensors",
     "file:///etc/passwd", f"./{SHARD}/", "\ud800", "a\nb.safetensors",
-    "\u202e.safetensors", 7, None, [SHARD], {}, True,
+    "\u202e.safetensors", 7, None, [SHARD],
 ], "shard_{}")  # fmt: skip
 refused(index, [
-    b"", b"{", [], 7, None, b"abc", {}, {"version": 99}, mapped([SHARD]), mapped(SHARD),
-    mapped(None),
-    b'{"weight_map": {"\xff": 1}}', b"[" * 100_000, b'{"a":' * 100_000, b"NaN",
+    b"", b"{", [], 7, {}, mapped([SHARD]), mapped(SHARD), mapped(None),
+    b'{"weight_map": {"\xff": 1}}', b"[" * 100_000, b'{"a":' * 100_000,
     mapped({str(n): f"{n}.safetensors" for n in range(20_000)}),
     mapped({"a": SHARD, "b": SHARD}),  # lacks b
     f'{{"weight_map":{{"a":"{SHARD}","a":"other.safetensors"}}}}'.encode(),  # one tensor twice

@@ -11,7 +11,6 @@ from pickle_code import (
     persistent,
     program,
     storage,
-    string_line,
     tensor,
     value,
 )
@@ -58,10 +57,8 @@ harmless(legacy, {
 refused(legacy, [
     {"magic": MAGIC + 1},  # magic off by one
     {"magic": "magic"},  # magic of text
-    {"magic": RUNS},  # before the format is known
     {"version": 1002},  # version 1002
     {"version": "1001"},  # version of text
-    {"version": RUNS},  # version of a call
     {"storages": [("0", 4, payload(15))]},  # data one byte short
     {"storages": [("0", 4, b"")]},  # data missing
     {"after": b"PK\5\6" + bytes(18)},  # for who reads from the end
@@ -71,16 +68,13 @@ refused(legacy, [
     {"storages": [*GOOD, ("0", 4, SECRET[:16])]},  # one key twice
     {"storages": [*GOOD, ("1", 16, SECRET)]},  # and so no type
     {"keys": "0"},  # keys are text
-    {"keys": 1},  # keys are a number
-    {"keys": RUNS},  # keys are a call
     {"keys": [storage("0", 4, "FloatStorage", "cpu", None)]},  # keys are a storage
-    {"keys": [[]]},  # keys hold a list
     {"keys": [0]},  # keys are numbers
     {"keys": call("builtins.list", "0" * 10)},  # a million keys
     {"keys": Code(b"]q\0h\0a")},  # keys hold themselves
 ])  # fmt: skip
 
-for count in (0, 3, 5, -1, -4, 2**31, 2**61, 2**62, 2**63 - 1, -(2**63)):
+for count in (0, 3, 5, -1, 2**62, 2**63 - 1, -(2**63)):
     other = {"storages": [("0", count, payload(16))]}
     refused(legacy, {
         f"count_of_{count}": other,
@@ -88,10 +82,10 @@ for count in (0, 3, 5, -1, -4, 2**31, 2**61, 2**62, 2**63 - 1, -(2**63)):
     })  # fmt: skip
 
 refused(lambda folder, view: of_pickle(folder, over(view)), [
-    ("v", 2, 4), ("v", -1, 4), ("v", 2, -2), ("v", 2**63, 4), ("v", 2**64, 4),
+    ("v", 2, 4), ("v", -1, 4), ("v", 2, -2), ("v", 2**63, 4),
     ("v", 0, 2**64 + 4),
     ("v", 2**62, 2**62),  # overflows
-    ("v", value(0.0), 4), ("v", 0, "4"), ("v", None, None), ("v", 0), ("v", 0, 4, 1), 7, "v04",
+    ("v", value(0.0), 4), ("v", 0, "4"), ("v", 0), ("v", 0, 4, 1), 7, "v04",
     ("v", 0, 3),  # shorter than the tensor
 ], "view_{}")  # fmt: skip
 refused(of_pickle, [
@@ -112,10 +106,7 @@ harmless(of_pickle, [
 damaged_everywhere(refused, "legacy", small_legacy, needed=3)  # PROTO is not needed
 
 
-refused(content, [
-    program(value(MAGIC)) * 10_000,  # before the object
-    b"\x80\x02" + string_line("a" * 10**6),  # magic of a long line
-])  # fmt: skip
+refused(content, [program(value(MAGIC)) * 10_000])  # before the object
 
 
 # What runs, and is never looked at
@@ -127,7 +118,6 @@ def then(item):
 
 refused(lambda folder, fields: legacy(
     folder, {"pickle": program(value({"a": 1})), "storages": [], **fields}), [
-    {"sys_info": RUNS},  # sys info
     {"sys_info": then({})},  # sys info dropped
     {"magic": then(MAGIC)},  # magic
     {"version": then(1001)},  # version
@@ -153,5 +143,5 @@ refused(viewed, [
     [("0", ([], 4, 2))],  # that is a list
 ], "view_key_{}")  # fmt: skip
 refused(legacy, {
-    f"{count}_bytes_behind_a_legacy_file": {"after": bytes(count)} for count in (1, 16, 22, 100)
+    f"{count}_bytes_behind_a_legacy_file": {"after": bytes(count)} for count in (1, 100)
 })  # fmt: skip

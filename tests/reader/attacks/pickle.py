@@ -7,10 +7,8 @@ from pickle_code import (
     APPENDS,
     BINPERSID,
     BUILD,
-    DUP,
     EMPTY_DICT,
     EMPTY_LIST,
-    EMPTY_SET,
     EMPTY_TUPLE,
     MARK,
     MEMOIZE,
@@ -25,6 +23,7 @@ from pickle_code import (
     SETITEMS,
     STACK_GLOBAL,
     STOP,
+    bytes8,
     call,
     dict_of,
     frame,
@@ -48,17 +47,14 @@ refused, harmless = of_family(__name__)
 
 
 EACH_NEEDS_A_VALUE = {
-    "tuple1": b"\x85", "tuple2": b"\x86", "tuple3": b"\x87", "append": APPEND, "reduce": REDUCE,
-    "setitem": SETITEM, "build": BUILD, "newobj": NEWOBJ, "newobj_ex": NEWOBJ_EX, "dup": DUP,
-    "stack_global": STACK_GLOBAL, "binpersid": BINPERSID, "memoize": MEMOIZE, "binput": b"q\0",
-    "long_binput": b"r\0\0\0\0", "put": b"p0\n", "pop": POP,
+    "tuple1": b"\x85", "tuple3": b"\x87", "append": APPEND, "reduce": REDUCE, "setitem": SETITEM,
+    "build": BUILD, "newobj": NEWOBJ, "newobj_ex": NEWOBJ_EX, "stack_global": STACK_GLOBAL,
+    "binpersid": BINPERSID, "memoize": MEMOIZE, "binput": b"q\0", "long_binput": b"r\0\0\0\0",
+    "pop": POP,
 }  # fmt: skip
 programs(refused, {f"{opcode}_on_an_empty_stack": code + NONE
                for opcode, code in EACH_NEEDS_A_VALUE.items()})  # fmt: skip
-MAKE = {
-    "tuple": b"t", "list": b"l", "dict": b"d", "frozenset": b"\x91", "pop_mark": POP_MARK,
-    "obj": b"o", "inst": b"icollections\nOrderedDict\n",
-}  # fmt: skip
+MAKE = {"tuple": b"t", "frozenset": b"\x91", "pop_mark": POP_MARK}
 ADD = {"appends": APPENDS, "setitems": SETITEMS, "additems": ADDITEMS}
 for opcode, code in (MAKE | ADD).items():
     programs(refused, {f"{opcode}_without_a_mark": NONE + code})
@@ -67,13 +63,21 @@ for opcode, code in (MAKE | ADD).items():
     if opcode in ADD:
         programs(refused, {f"{opcode}_below_the_stack": MARK + code + NONE})
 
+# Opcodes that this reader doesn't have, as no writer of checkpoints uses them
+programs(refused, {f"unused_opcode_{opcode}": code for opcode, code in {
+    "long": b"L5L\n", "string": b"S'a'\n", "unicode": b"Va\n", "float": b"F1.5\n",
+    "list": MARK + b"l", "dict": MARK + b"d", "inst": MARK + b"icollections\nOrderedDict\n",
+    "obj": MARK + ORDERED_DICT + b"o", "dup": EMPTY_LIST + b"2a", "put": b"Np0\n",
+    "get": b"Nq\x000g0\n", "persid": b"P0\n", "ext1": b"\x82\1", "ext2": b"\x83\1\0",
+    "ext4": b"\x84\1\0\0\0", "next_buffer": b"\x97", "readonly_buffer": bytes8(b"a") + b"\x98",
+}.items()})  # fmt: skip
+
 pickles(
     harmless,
     {
         "protocol_twice": b"\x80\x02N0\x80\x05N.",  # change the protocol midway
         # end a frame in an opcode
         "frame_shorter_than_it_is": program(frame(value("a"), 1), protocol=4),
-        "readonly_buffer": program(b"K\1\x98", protocol=5),  # make 1 read-only
     },
 )
 pickles(
@@ -85,7 +89,6 @@ pickles(
         "protocol_255": b"\x80\xffN.",  # be of a future protocol
         "protocol_6": b"\x80\x06N.",  # be of the next protocol
         "global_cut_off": b"\x80\x02cos\nsystem",  # end in a name
-        "next_buffer": program(b"\x97", protocol=5),  # have a buffer from elsewhere
         # have a huge frame read
         "frame_beyond_the_file": program(frame(NONE, 2**62), protocol=4),
     },
@@ -104,7 +107,6 @@ programs(
         + BUILD,
         # be text that can't be printed
         "text_with_a_lone_surrogate": EMPTY_DICT + unicode(b"\xed\xa0\x80") + b"K\1s",
-        "integer_line_with_underscores": b"I1_0\n",  # hide a number
         "nested_pickle": value(program(NONE)),  # be a pickle in a pickle
         # clash with a dict's methods
         "attributes_as_keys": value({"keys": 1, "__class__": 2, "": 3, "a.b": 4, "a": {"b": 5}}),
@@ -116,12 +118,6 @@ programs(
         "keys_with_line_ends": value({"a\nb": 1, "\x1b[2J": 2, "\0": 3, "../x": 4}),
         "list_that_holds_itself": put(EMPTY_LIST, 0) + get(0) + APPEND,
         "dict_that_holds_itself": put(EMPTY_DICT, 0) + unicode("self") + get(0) + SETITEM,
-        "list_and_dict_that_hold_each_other": put(EMPTY_LIST, 0)
-        + put(EMPTY_DICT, 1)
-        + unicode("a")
-        + get(0)
-        + SETITEM
-        + APPEND,
         "tuple_that_holds_itself": put(EMPTY_LIST, 0)
         + put(get(0) + b"\x85", 1)
         + APPEND
@@ -129,12 +125,7 @@ programs(
         + get(1),
         "call_that_holds_itself": put(call("made.up.Class"), 0) + value({"me": get(0)}) + BUILD,
         "call_appended_to_itself": put(call("made.up.List"), 0) + get(0) + APPEND,
-        "ordered_dict_that_holds_itself": put(call(ORDERED_DICT), 0)
-        + unicode("me")
-        + get(0)
-        + SETITEM,
         "bare_global": name("os.system"),
-        "extension_opcode": b"\x82\x01",
     },
 )
 programs(
@@ -145,59 +136,33 @@ programs(
         "mark_left": NONE + MARK,  # leave a mark behind
         "value_behind_a_mark_left": MARK + NONE,  # end with one value, behind a mark
         "unknown_opcode": b"\xff" + NONE,  # use an opcode that isn't one
-        "nul_opcode": b"\0" + NONE,  # use 0 for an opcode
         "memo_never_set": get(5),  # recall what was never kept
         "memo_at_2_to_32": b"Nr\xff\xff\xff\xff",  # have a huge memo made
-        "memo_at_a_huge_decimal": b"Np99999999999999999999\n",
-        "memo_at_a_negative_place": b"Np-1\n",  # keep at -1
-        "memo_at_no_number": b"Npabc\n",  # keep at a name
-        "memo_at_a_million_digits": b"Ng" + b"9" * 10**6,  # parse a number for long
         "odd_setitems": EMPTY_DICT + b"(K\1K\2K\3u",  # store a key without a value
-        "odd_dict": b"(K\1K\2K\3d",
         "list_as_a_key": EMPTY_DICT + EMPTY_LIST + NONE + SETITEM,  # use a list as a key
-        "dict_as_a_key": EMPTY_DICT + EMPTY_DICT + NONE + SETITEM,  # use a dict as a key
-        "set_as_a_key": EMPTY_DICT + EMPTY_SET + NONE + SETITEM,  # use a set as a key
         # hide a list in a key
         "list_in_a_tuple_as_a_key": EMPTY_DICT + value(([],)) + NONE + SETITEM,
         # put a list into a set
         "list_in_a_set": set_of(EMPTY_LIST),
         "append_to_a_tuple": EMPTY_TUPLE + NONE + APPEND,  # change a tuple
-        "append_to_a_string": unicode("a") + unicode("b") + APPEND,  # change a string
         "setitem_in_a_list": value([1]) + b"K\0K\1s",  # store by key in a list
-        "setitem_in_a_string": unicode("a") + b"K\0K\1s",  # store by key in text
         "additems_to_a_list": EMPTY_LIST + MARK + NONE + ADDITEMS,  # add to a list
-        "reduce_of_a_number": b"K\1" + EMPTY_TUPLE + REDUCE,  # call 1
         "reduce_of_a_string": unicode("os.system") + EMPTY_TUPLE + REDUCE,  # call text
-        "reduce_with_a_number": ORDERED_DICT + b"K\1" + REDUCE,  # have 1 for arguments
         # have a list for arguments
         "reduce_with_a_list": ORDERED_DICT + EMPTY_LIST + REDUCE,
         "newobj_of_a_number": b"K\1" + EMPTY_TUPLE + NEWOBJ,  # make an object of 1
-        "obj_of_nothing": MARK + b"o",  # make an object of no class
         # have numbers for keywords
         "newobj_ex_with_numbers": ORDERED_DICT + EMPTY_TUPLE + b"K\1" + NEWOBJ_EX,
         "stack_global_of_numbers": b"K\1K\2" + STACK_GLOBAL,  # have numbers for a name
-        "stack_global_of_lists": b"]]" + STACK_GLOBAL,  # have lists for a name
         # have a huge name read
         "global_of_a_megabyte": b"c" + b"a" * 10**6 + b"\nb\n",
         "global_that_is_not_text": b"c\xff\xfe\n\xff\n",  # have bytes for a name
-        "ordered_dict_of_a_number": call(ORDERED_DICT, 1),  # be a dict of 1
         # be a dict of triples
         "ordered_dict_of_odd_pairs": call(ORDERED_DICT, [[1, 2, 3]]),
         # be a dict of letters
         "ordered_dict_of_a_string": call(ORDERED_DICT, "abcdef"),
         "text_that_is_not_utf8": unicode(b"\xff\xfe"),  # be text in no encoding
-        "string_without_quotes": b"Sabc\n",  # have no quotes
-        "string_with_a_bad_escape": b"S'\\'\n",  # end in a backslash
-        "unicode_line_with_a_bad_escape": b"V\\u12\n",  # end in half an escape
         "integer_line_of_letters": b"Iabc\n",  # have letters for a number
-        "long_line_of_nothing": b"L\n",  # have no digits
-        "float_line_of_letters": b"Fabc\n",  # have letters for a float
-        # parse a float for long
-        "float_line_of_a_million_digits": b"F" + b"1" * 10**6 + b"\n",
-        "persistent_id_of_a_line": b"P0\n",  # be a storage by a line
-        "long_of_00": b"L00\n",  # a boolean, which is 0 in pickle
-        "long_of_01": b"L01\n",
-        "int_with_an_l": b"I5L\n",
         "list_for_a_key_of_what_a_call_returns": call("made.up.Dict") + EMPTY_LIST + NONE + SETITEM,
         "layout_of_another_module": call("torch.serialization._get_layout", "aaaaaastrided"),
         "cut_off_in_an_argument": short_string("abc") + integer(70_000) + b"tG\0\0",
@@ -215,12 +180,11 @@ BAD_IDS = [None, 7, "storage", ["storage"]]
 BAD_TUPLES = [
     (), ("storage",), ("stolen", *of_storage()[1:]),
     *(of_storage(kind=one) for one in (
-        7, None, "FloatStorage", name("os.system"), name("torch.EvilStorage"),
-        name("evil.FloatStorage"))),
+        7, None, "FloatStorage", name("os.system"), name("evil.FloatStorage"))),
     *(of_storage(key=one) for one in (
-        None, [], {}, "../data.pkl", "/etc/passwd", "0\0", "", "99")),
+        None, [], "../data.pkl", "/etc/passwd", "0\0", "", "99")),
     *(of_storage(numel=one) for one in (
-        -1, 2**62, 2**63, 2**64 + 4, 2**1000, True, 4.0, "4", None, [4])),
+        -1, 2**62, 2**63, 2**64 + 4, True, 4.0, "4")),
     (*of_storage(), None, 1, 2),
 ]  # fmt: skip
 

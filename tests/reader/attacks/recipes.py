@@ -7,7 +7,6 @@ from functools import partial
 
 from pickle_code import (
     BUILD,
-    DUP,
     EMPTY_ARRAY,
     EMPTY_DICT,
     EMPTY_LIST,
@@ -162,7 +161,6 @@ AGAIN = {
     "typed_with_attributes": with_value(
         FROM_TYPE, name("torch._utils._rebuild_tensor_v2"), name("torch.Tensor"), PLAIN, get(0)),
     "popped": lambda n: dropped(get(0))(n) + POP + get(0),
-    "doubled": lambda n: get(0) + DUP * min(n, 60_000) + (b"\x86" * min(n, 60_000)),
     "tensors": listed(tensor()),
     "storages": listed(storage()),
     "chain": lambda n: MADE_UP + b")R" * n,

@@ -53,13 +53,11 @@ refused(lambda folder, length: header(folder, GOOD, length=length), [
     0, 1,
     128 + 33,  # one byte beyond
     2**10,  # the whole file
-    2**31, 2**32, 2**63, 2**64 - 1, 2**64 - 8,
+    2**31, 2**64 - 1,
 ], "header_length_of_{}")  # fmt: skip
 refused(header, [
-    b"", b" " * 64, b"[]", b"7", b'"a"', b"null", b'{"a": ', b"{}{}", b"abcdefgh", b"{} // x",
-    b'{"a": {},}', b"{'a': 1}", "{}".encode("utf-16"),
-    b"\xef\xbb\xbf{}",  # a byte order mark
-    b"{}\0\0\0\0\0\0", b" " + json.dumps(GOOD).encode(), b'{"\xff": 1}', b"NaN", b"\x80\x02}.",
+    b"", b" " * 64, b"[]", b"{} // x", b"{'a': 1}", "{}".encode("utf-16"),
+    b" " + json.dumps(GOOD).encode(), b'{"\xff": 1}', b"\x80\x02}.",
     b"[" * 100_000, b'{"a":' * 100_000, metadata('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
     one("[" * 100_000 + "]" * 100_000, name='"a"'), one(f"[{'9' * 10**6}]", name='"a"'),
     one(f"[{'9' * 4_000}]", name='"a"'),
@@ -97,7 +95,6 @@ harmless(over_16_bytes, [
     one("[4]", name=r'"\ud83d\ude00"'),  # surrogate pair
     one("[4]", dtype='"f32"'),  # dtype in lower case
     one("[4]", name=r'"\u0000"'),  # with a nul
-    both(metadata("null"), one("[4]")),  # metadata null
     both(metadata('{"a":"1","a":"2"}'), one("[4]", name='"a"')),  # metadata with one key twice
     # name escaped twice
     both(one("[2]", "[0,8]", name='"a"'),
@@ -118,7 +115,6 @@ refused(over_nothing, [
 ], "json_{}")  # fmt: skip
 harmless(over_nothing, [
     one(f"[{2**64},0]", "[0,0]", name='"a"'),  # size of 2 to 64
-    one(f"[{2**63},0]", "[0,0]", name='"a"'),  # size of 2 to 63
 ], "json_{}")  # fmt: skip
 refused(lambda folder, content: header(folder, content, payload(4)), {
     "json_true": one("[true]", "[0,4]"),
@@ -151,34 +147,31 @@ refused(lambda folder, case: header(folder, GOOD | {"b": case[0]}, case[1]), [
     (entry("F32", [4], 20, 36), payload(16) + SECRET[:4] + payload(16)),  # hole between
 ])  # fmt: skip
 refused(lambda folder, offsets: first(folder, {"data_offsets": offsets}), [
-    [16, 0], [-16, 0], [16, 1 << 40], [0, 2**63], [0, 2**64], [2**64, 2**64 + 16], [0, 15],
-    [0, 17], [0.0, 16.0], ["0", "16"], [False, 16], [None, None], [16], [0, 8, 16], [], 16,
-    {"0": 0, "1": 16}, [0, 10**300], [[0], [16]],
+    [16, 0], [-16, 0], [16, 1 << 40], [0, 2**63], [0, 15], [0, 17], [0.0, 16.0], ["0", "16"],
+    [False, 16], [16], [0, 8, 16], 16, {"0": 0, "1": 16}, [0, 10**300],
 ], "data_offsets_{}")  # fmt: skip
 refused(lambda folder, shape: first(folder, {"shape": shape}), [
-    [3], [5], [-4], [-2, -2], [2**62], [2**64], [2**64 + 4],
+    [3], [5], [-2, -2], [2**62], [2**64 + 4],
     [2**62, 4, 1, 4],  # overflows to 4
     [2**32, 2**32],  # overflows to 0
-    [4.0], ["4"], [True, 4], [None], [[4]], None, 4, "4", {"0": 4}, [1e2], [10**300], [4, 0],
-    [float("nan")], [float("inf")], [1] * 99_999 + [4],
+    [4.0], ["4"], [True, 4], 4, "4", {"0": 4}, [10**300], [4, 0], [float("nan")],
+    [1] * 99_999 + [4],
 ], "shape_{}")  # fmt: skip
 refused(lambda folder, dtype: first(folder, {"dtype": dtype}), [
-    "F 33", "f32", "", "<f4", 32, None, ["F32"], True, "F4", "F64", "F16",
+    "F 33", "f32", "", 32, ["F32"], "F4", "F64", "F16",
 ], "dtype_{}")  # fmt: skip
 refused(lambda folder, tensor: header(folder, GOOD | {"a": tensor}), [
-    None, [], 7, "F32", {},
+    None, [], {},
 ], "entry_of_{}")  # fmt: skip
 harmless(header, {
     "a_good_safetensors_file": GOOD,
     "shape_of_1000_ones": GOOD | {"a": GOOD["a"] | {"shape": [1] * 999 + [4]}},
-    "entry_of_a_part_too_many": GOOD | {"a": GOOD["a"] | {"extra": 1}},
     "field_too_many": GOOD | {"a": GOOD["a"] | {"strides": [1]}},
     "names_with_line_ends": {"a\nb": entry("F32", [4], 0, 16), "\0": entry("F32", [4], 16, 32)},
     "name_of_a_lone_surrogate": one("[8]", "[0,32]", name=r'"\ud800"'),
     "names_that_clash": {"a": entry("F32", [4], 0, 16), "a.b": entry("F32", [4], 16, 32)},
     "name_with_a_nul": {"a\0b": GOOD["a"], "a": GOOD["b"]},
     "empty_name": {"": entry("F32", [8], 0, 32)},
-    "metadata_with_numbers": GOOD | {"__metadata__": {"format": 1}},
 })  # fmt: skip
 harmless(over_nothing, [
     {},  # no tensors at all
@@ -195,7 +188,7 @@ def unaligned_data(folder):
 # Metadata, and our own notes in it
 
 refused(lambda folder, metadata: header(folder, GOOD | {"__metadata__": metadata}), [
-    {"a": 7}, None, ["a"], {"a": {"b": "c"}}, "a", {"a": True}, GOOD["a"], {"a": ["b"]},
+    {"a": 7}, None, ["a"], GOOD["a"],
 ], "metadata_of_{}")  # fmt: skip
 
 

@@ -48,22 +48,19 @@ refused(lambda folder, where: folder_of(folder, second=offsets(*where)), [
     (3, 0), (2, 1), (2**40, 0), (MOST, 0),
     (MOST - 1, 0),  # wraps round
     (2, MOST),  # in columns
-    (2**63, 0), (10**200, 0), (-2, 0), (-(2**63), 0), (2.0, 0), ("2", "0"), (True, False),
-    (None, 0), ([2], [0]), (2,), (), (2, 0, 0), (0,) * 1_000_000, (float("nan"), 0),
+    (2**63, 0), (-2, 0), (2.0, 0), (True, False), (2,), (2, 0, 0), (0,) * 1_000_000,
 ], "offsets_{}")  # fmt: skip
 
 refused(lambda folder, info: folder_of(folder, second=info), [
-    "", "abc", [], 7, "null", {"b": {"saved_offsets": [2, 0]}}, {"a": 7}, {"a": None}, {"a": {}},
+    "", [], 7, {"b": {"saved_offsets": [2, 0]}}, {"a": 7}, {"a": {}},
     {"a": "saved_offsets"}, {"a": {"saved_offsets": {"0": 2}}}, {"a": {"saved_offsets": None}},
     "[" * 100_000, '{"a":' * 100_000, "9" * 100_000,
-    '{"a":{"saved_offsets":[%s,0]}}'
-    % ("9" * 100_000),
 ], "sharding_{}")  # fmt: skip
 
 refused(lambda folder, whole: folder_of(folder, whole={"a": whole}), [
-    [8, 4], [2, 4], [2**31, 2**31], [MOST, MOST], [2**63, 4], [-4, -4],
+    [8, 4], [2, 4], [2**31, 2**31], [MOST, MOST], [-4, -4],
     [2, 8],  # turned
-    [16], [1] * 98 + [4, 4], ["4", "4"], [4.0, 4.0], [True, True], None, 16, {}, [0, 4],
+    [16], [1] * 98 + [4, 4], [4.0, 4.0], None, 16, [0, 4],
     [0, MOST],
 ], "whole_{}")  # fmt: skip
 refused(lambda folder, options: folder_of(folder, **options), {

@@ -48,33 +48,31 @@ def of_storage(folder, storage):
 
 refused(of_tensor, [
     {"size": (5,)}, {"offset": 1}, {"offset": -1, "size": (2,)}, {"offset": 2**62, "size": (1,)},
-    {"offset": -(2**63), "size": (1,)}, {"size": (-1,)}, {"size": (-2, -2), "stride": (2, 1)},
-    {"size": (2**62,)}, {"size": (2**63 - 1,)}, {"size": (2,), "stride": (-1,)},
+    {"size": (-2, -2), "stride": (2, 1)}, {"size": (2**62,)}, {"size": (2,), "stride": (-1,)},
     {"size": (5,), "stride": (2**62,)}, {"size": (2**32, 2**32), "stride": (1, 1)},
-    {"storage": 99}, {"ndim": -1}, {"ndim": 10**6}, {"ndim": 2**31 - 1}, {"ndim": 2},
+    {"storage": 99}, {"ndim": -1}, {"ndim": 2**31 - 1}, {"ndim": 2},
 ], "tar_tensor_{}")  # fmt: skip
 harmless(of_tensor, [
     {"size": (2**40,), "stride": (0,)}, {"kind": "DoubleTensor"}, {"kind": "EvilTensor"},
 ], "tar_tensor_{}")  # fmt: skip
 
-COUNTS = [
-    5, -1, 2**40, "2", NONE, [], value(2.0), 0,
-]  # fmt: skip
 for count in ("storage_count", "tensor_count"):
-    refused(lambda folder, n, count=count: tar(folder, {count: n}), COUNTS, f"{count}_{{}}")
+    refused(
+        lambda folder, n, count=count: tar(folder, {count: n}), [-1, 2**40, "2", 0], f"{count}_{{}}"
+    )
 
 refused(of_storage, [
     (10, "FloatStorage", 5, payload(16)), (10, "FloatStorage", 3, payload(16)),
     (10, "FloatStorage", -1, payload(16)), (10, "FloatStorage", 2**62, payload(16)),
-    (10, "FloatStorage", 2**63 - 1, payload(16)), (10, "EvilStorage", 4, payload(16)),
+    (10, "EvilStorage", 4, payload(16)),
     (10, Code(DOUBLED_LIST + get(DOUBLINGS)), 4, payload(16)),
 ], "tar_storage_of_{}")  # fmt: skip
 
 refused(lambda folder, view: tar(
     folder, {"views": [view], "tensors": [replace(TENSOR, storage=11)]}), [
-    (11, 10, 2, 4), (11, 10, -1, 2), (11, 10, 4, -4), (11, 10, 0, 2**63), (11, 10, 2**64, 4),
+    (11, 10, 2, 4), (11, 10, -1, 2), (11, 10, 4, -4), (11, 10, 0, 2**63),
     (11, 99, 0, 4),  # unknown
-    (11, 10, 0), (11, 10, 0, 4, 1), (11, 10, "0", 4),
+    (11, 10, 0),
     (11, 11, 0, 4),  # of itself
     (11, 10, value(0.0), 4), ([], 10, 0, 4),
 ], "tar_view_{}")  # fmt: skip
@@ -93,11 +91,11 @@ def of_id(folder, identifier):
 
 
 refused(of_id, [
-    "abc", "99", "-1", (), None, [30], "9" * 100_000,
+    "99", (), [30], "9" * 100_000,
 ], "tar_id_{}")  # fmt: skip
 # a tuple is a module's class; of everything else torch makes a number
 harmless(of_id, [
-    ("30",), Code(storage()[:-1]), " 30 ", "3_0", value(30.0),
+    ("30",), Code(storage()[:-1]), " 30 ", value(30.0),
     (name("os.system"), "/etc/passwd", "source"),
 ], "tar_id_{}")  # fmt: skip
 refused(tar, {
@@ -146,7 +144,6 @@ for place, which in enumerate(("sys_info", "pickle", "tensors", "storages")):
         {"kind": b"2", "link": "/etc/passwd"},  # is a link
         {"kind": b"1", "link": "storages"},  # is a hard link
         {"kind": b"3"},  # is a device
-        {"kind": b"6"},  # is a pipe
         {"kind": b"5"},  # is a folder
         {"kind": b"S"},  # is sparse
     ], f"{which}_{{}}")  # fmt: skip
@@ -198,7 +195,6 @@ harmless(last, [
     Member("pickle", OTHER, kind=b"3"),  # device
     Member("pickle", OTHER, kind=b"7"),  # contiguous
     Member("pickle", OTHER, kind=b"Z"),  # of no kind
-    Member("pickle", OTHER, kind=b"V"),  # volume
     Member("./pickle", OTHER),  # by a dot
     Member("x/../pickle", OTHER),  # by a climbing
     Member("pickle/", OTHER),  # by a slash

@@ -85,7 +85,7 @@ harmless(shown, {  # in test_agreement as honest differences
 # The state of a tensor, and its attributes
 
 STATES = [(storage("1"), 0, (4,), (1,)), (OTHER, False, NONE, True, False), {"data": OTHER}, (),
-          (True, False, NONE), (7, False, NONE), None, {"requires_grad": True}]  # fmt: skip
+          (True, False, NONE), None]  # fmt: skip
 for title, target in {"tensor": tensor(), "parameter": call(PARAMETER, tensor())}.items():
     made = {f"build_{n}_on_a_{title}": build(target, state) for n, state in enumerate(STATES)}
     harmless(shown, made)
@@ -97,9 +97,8 @@ refused(shown, {
     "parameter_of_three": call(PARAMETER, tensor(), True, 7),
 })  # fmt: skip
 for title, state in {
-    "data": {"data": OTHER}, "grad": {"grad": OTHER}, "slots": (NONE, {"data": OTHER}),
-    "requires_grad": {"requires_grad": True}, "number": 7, "is_leaf": {"is_leaf": 1},
-    "own_attribute": {"my_own": 1}, "nothing": {},
+    "data": {"data": OTHER}, "slots": (NONE, {"data": OTHER}), "number": 7,
+    "requires_grad": {"requires_grad": True}, "own_attribute": {"my_own": 1}, "nothing": {},
 }.items():  # fmt: skip
     parameter = (tensor(), True, call(ORDERED_DICT), state)
     harmless(shown, {
@@ -116,20 +115,14 @@ harmless(shown, {
         FROM_TYPE, name(FROM_TYPE), TENSOR, (V2, TENSOR, ARGUMENTS, {}), {}),
     "parameter_made_by_newobj": newobj(PARAMETER, tensor(), False),
     "counter_made_by_newobj": newobj("collections.Counter", {"a": 2}),
-    "set_made_by_newobj": newobj("builtins.set", [1, 2]),
-    "complex_made_by_newobj": newobj("builtins.complex", 1.0, 2.0),
-    "size_made_by_newobj": newobj("torch.Size", [1, 2]),
     "ordered_dict_made_by_newobj": newobj("collections.OrderedDict", [["a", 1]]),
-    "bytearray_made_by_newobj": newobj("builtins.bytearray", "abc", "latin-1"),
 })  # fmt: skip
 
 # What known classes make, filled; and those that are called where only a function makes something
 
 for title, made in {
     "a_tensor": call(TENSOR), "a_storage": call("torch.FloatStorage"),
-    "an_untyped_storage": call("torch.storage.UntypedStorage", 4),
-    "a_dtype_of_numpy": call("numpy.dtype", "f4"), "an_object": call("builtins.object"),
-    "an_array": EMPTY_ARRAY,
+    "a_dtype_of_numpy": call("numpy.dtype", "f4"), "an_array": EMPTY_ARRAY,
 }.items():  # fmt: skip
     refused(shown, {
         f"pairs_stored_in_{title}": made + value("a") + value(1) + SETITEM,
@@ -139,7 +132,6 @@ for title, made in {
 for title, made in {
     "array_called": call(
         "numpy.ndarray", name("numpy._core.multiarray._reconstruct"), (0,), b"b"),
-    "array_called_with_a_shape": call("numpy.ndarray", (2,), name("torch.float32")),
     "shard_called": call("torch.distributed.tensor.placement_types.Shard", 0),
 }.items():  # fmt: skip
     module = {"_parameters": {"w": tensor()}, "_buffers": {}, "_modules": {}}
@@ -173,10 +165,10 @@ refused(shown, {
 
 harmless(lambda folder, flags: shown(folder, tensor(
     storage("0", 2, "ComplexFloatStorage"), 0, (2,), (1,), False, call(ORDERED_DICT), flags)), [
-    {"conj": 1}, {"conj": "yes"}, {"conj": False}, {"neg": False}, {"neg": 1}, {"conj": None},
-    {"conj": True}, {"neg": True}, {"other": True}, [1], [], 7, 0, {1: True},
+    {"conj": 1}, {"conj": False}, {"neg": False}, {"conj": True}, {"neg": True}, {"other": True},
+    [1], [], 7, 0, {1: True},
 ], "metadata_{}")  # fmt: skip
-for title, needed in {"one": 1, "zero": 0, "none": None, "text": "yes", "list": []}.items():
+for title, needed in {"one": 1, "zero": 0, "text": "yes"}.items():
     harmless(shown, {
         f"requires_grad_{title}": tensor(None, 0, (4,), (1,), needed),
         f"requires_grad_{title}_of_a_parameter": call(PARAMETER, tensor(), needed),
@@ -211,11 +203,9 @@ harmless(shown, {
 })  # fmt: skip
 refused(shown, {
     "counter_of_pairs": call("collections.Counter", [["a", 1]]),
-    "counter_of_letters": call("collections.Counter", "hello"),
     "ordered_dict_of_a_dict": call(ORDERED_DICT, {"ab": 1}),  # a key of two letters, for a pair
     "ordered_dict_of_texts": call(ORDERED_DICT, ["ab", "cd"]),
     "set_of_letters": call("builtins.set", "abc"),
-    "set_of_a_dict": call("builtins.set", {"a": 1}),
     "bytearray_in_utf_16": call("builtins.bytearray", "ab", "utf-16"),
     "bytearray_of_text": call("builtins.bytearray", "ab"),
     "bytes_with_the_encoding_none": call("builtins.bytes", b"ab", NONE),
@@ -223,7 +213,6 @@ refused(shown, {
     "layout_that_is_none": call("torch.serialization._get_layout", "torch.evil"),
     "device_of_a_huge_index": call("torch.device", "cuda", 2**70),
     "complex_of_a_huge_integer": call("builtins.complex", 2**2000),
-    "defaultdict_that_counts": call("collections.defaultdict", 7),
     "defaultdict_that_makes_storages": call("collections.defaultdict", name("torch.FloatStorage")),
     "quantized_of_floats": call(
         "torch._utils._rebuild_qtensor", *ARGUMENTS[:4],
@@ -233,19 +222,14 @@ refused(shown, {
 # Numbers in digits, of which readers make different things; and what runs, and is never looked at
 
 harmless(shown, [
-    b"I010\n", b"I0x10\n", b"I1_0\n", b"I-0\n", b"I+5\n", b"I 5\n", b"L010L\n", b"L-0L\n",
-    b"L5LL\n", b"F1_0\n", b"F 1\n", b"F0x1\n", b"Fnan\n", b"Finfinity\n", b"F-1.5e-05\n",
+    b"I010\n", b"I0x10\n", b"I1_0\n", b"I-0\n", b"I+5\n", b"I 5\n",
     b"I01\n", b"I00\n", b"I001\n", b"I5\r\n",
-    b"](K\1p8\nK\2p10\n0g010\ne",  # of the memo
 ], "digits_{}")  # fmt: skip
 harmless(shown, {"value_that_is_dropped": RUNS + POP + NONE})
 
 # Opcodes that hardly any writer uses
 
 harmless(partial(shown, protocol=4), {
-    **{f"extension_{code}_in_one_byte": b"\x82" + bytes([code]) for code in (0, 1, 255)},
-    "extension_in_four_bytes_below_0": b"\x84\xff\xff\xff\xff",
-    "extension_called": b"\x83\1\0)R",
     "long_of_no_bytes": b"\x8b" + bytes(4),
     "long_with_needless_sign_bytes": b"\x8a\x09" + b"\xff" * 9,
     "long_of_a_kilobyte": b"\x8b" + struct.pack("<i", 1024) + b"\1" * 1024,
@@ -260,15 +244,11 @@ harmless(partial(shown, protocol=4), {
     + STACK_GLOBAL + value((["a"], 1)) + REDUCE,
     "name_with_a_dot": call(name("collections", "OrderedDict.fromkeys"), ["a"], 1),
     "name_from_the_stack_of_nothing": value("") + value("") + STACK_GLOBAL,
-    "instance_of_pairs": MARK + value([["a", 1]]) + b"icollections\nOrderedDict\n",
-    "object_of_pairs": MARK + ORDERED_DICT + value([["a", 1]]) + b"o",
-    "newobj_of_pairs": newobj("collections.OrderedDict", [["a", 1]]),
     "newobj_ex_of_a_dictionary": ORDERED_DICT + EMPTY_TUPLE + value({"a": 1}) + NEWOBJ_EX,
     "newobj_ex_of_a_tensor": TENSOR + EMPTY_TUPLE + value({}) + NEWOBJ_EX,
     "memo_with_a_gap": put(value("a"), 7) + MEMOIZE + put(EMPTY_LIST, 9) + b"h\1a0" + get(9),
     "memo_put_over": value("a") + b"q\1\x940" + value("b") + b"\x940h\1",
     "mark_popped": NONE + MARK + POP,
-    "mark_duplicated": NONE + MARK + b"2",
     "tuple_of_a_mark_in_a_mark": b"((K\1tt",
     "setitems_of_nothing": b"}(u",
     "set_of_equals": b"\x8f(K\1\x88" + value(1.0) + ADDITEMS,
@@ -290,17 +270,7 @@ harmless(shown, {
     "frame_in_an_old_protocol": frame(NONE),
     "name_with_a_space": b"c collections\nOrderedDict\n)R",
     "name_with_a_carriage_return": b"ccollections\r\nOrderedDict\n)R",
-    # the place is read in another way than it is put
-    "memo_line_with_a_plus": b"]p+1\n0g+1\n",
-    "memo_line_with_a_space": b"]p 1 \n0g 1 \n",
-    "memo_line_with_a_underscore": b"]p1_0\n0g1_0\n",
-    "memo_line_with_a_zeros": b"]p001\n0g001\n",
-    "memo_line_put_in_digits_and_got_in_binary": b"]p10\n0h\n",
     "old_text_in_utf8": b"U\2\xc3\xa9",
-    "old_text_with_quotes_inside": b"S'a'b'\n",
-    "unicode_line_with_surrogates": b"V\\ud83d\\ude00\n",
-    "unicode_line_with_a_line_end": b"Va\\u000ab\n",
-    "float_line_too_large": b"F1e400\n",
 })  # fmt: skip
 
 # Files of two kinds
