@@ -174,7 +174,8 @@ def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
     most = LARGE_CHUNK_BYTES
     if spec.chunks is None and is_contiguous(spec.shape, spec.stride):
         spec = replace(spec, shape=(math.prod(spec.shape),), stride=(1,))
-        most = LARGE_CHUNK_BYTES if extents_of(spec)[0].file.is_remote else CHUNK_BYTES
+        if not extents_of(spec)[0].file.is_remote:
+            most = CHUNK_BYTES
     row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
     rows = max(1, most // max(1, row))
     for begin in range(0, math.prod(spec.shape[:1]) if row else 0, rows):

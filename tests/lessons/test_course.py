@@ -312,7 +312,15 @@ def waits(number):
     threading.Event().wait()
 
 
+def waits_for_a_thread_that_failed(number):
+    import threading
+
+    threading.Thread(target=lambda: number.missing).start()
+    threading.Event().wait()
+
+
 @pytest.mark.parametrize("exercise, answer, said, unsaid", [
+    (POWER, waits_for_a_thread_that_failed, ["to an end; a thread ended in AttributeError"], []),
     (MEAN, mean, ["right on all"], []),
     (MEAN, in_place, ["changes an argument"], ["Error"]),
     (MEAN, two_mistakes, ["You begin to count at 1.", "You divide by one too many."], []),

@@ -192,7 +192,7 @@ def saver_seen(answer, saves, full, task=Late):
             weight = torch.full((2,), float(saving))
             seen[f"save {saving}"] = came_of(saver.save, saving, {f"w{saving}": weight})
             weight.fill_(-1)
-        saving = ""
+        saving = ""  # what is written from here on, no `save` writes itself
         seen["wait"] = came_of(saver.wait)
         seen["a second wait"] = came_of(saver.wait)
     places = {image.data_ptr() for image in images}

@@ -76,8 +76,9 @@ def difference(expected: Any, got: Any, where: str = "") -> str:
             return f"{said}{len(got)} of them, expected {len(expected)}"
         first = next(k for k, one in enumerate(expected) if not same(one, got[k]))
         return difference(expected[first], got[first], f"{where}[{first}]")
-    if kind(expected) != kind(got) and {kind(expected), kind(got)} != {"a number", "a float"}:
-        return f"{said}{kind(got)} came back, expected {kind(expected)}"
+    kinds = kind(got), kind(expected)
+    if kinds[0] != kinds[1] and kinds != ("a number", "a float"):  # 1 is taken for 1.0
+        return f"{said}{kinds[0]} came back, expected {kinds[1]}"
     a, b = np.asarray(expected), np.asarray(got)
     if a.shape != b.shape:
         return f"{said}shape {b.shape}, expected {a.shape}"

@@ -314,11 +314,7 @@ def encode(
         return value if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, torch.Tensor):
         if take is None:
-            raise refused(
-                path,
-                "a tensor, which goes into the model or optimizer state: "
-                "{'optimizer': ..., 'schedule': ...}",
-            )
+            raise refused(path, "a tensor; only model and optimizer state hold tensors")
         return {"$tensor": take(value, path)}
     if isinstance(value, Named):
         return {"$tensor": value.name}
