@@ -6,9 +6,11 @@ a tensor can be mapped in place. The local header is compared with the directory
 record is read: from a remote file, headers of other records are never fetched.
 """
 
+import io
 import re
 import struct
 import sys
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,11 +22,11 @@ from npydata.reader.pickle.machine import PickleMachine
 from npydata.reader.pickle.torch import StorageTable
 
 LOCAL = struct.Struct("<4s5H3I2H")
-ENTRY, END = struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
+END = struct.Struct("<4s4H2IH")
 ENDS_64, END_64_BYTES, LOCATOR_64_BYTES = struct.Struct("<4sQ2H2I4Q4sIQI"), 56, 20
 """The zip64 end record and its locator, which follows it."""
 UNKNOWN_32, UNKNOWN_16 = 0xFFFFFFFF, 0xFFFF
-ZIP64, DIRECTORY_ATTRIBUTE = 1, 0x10
+DIRECTORY_ATTRIBUTE = 0x10
 ENCRYPTED = 0x0001 | 0x0020 | 0x0040 | 0x2000
 """Flags: the bytes are encrypted, or a patch to other bytes."""
 FACTS = {
@@ -106,43 +108,41 @@ def read_facts(records: dict[str, Record]) -> dict[str, str]:
 
 
 def read_directory(whole: Extent) -> dict[str, Record]:
-    """Return the records that the directory lists, by name."""
+    """Return the records that the directory lists, by name.
+
+    ``zipfile`` gets the directory with an end record of our own: it accepts more than torch does.
+    """
     count, begin, size = read_end(whole)
     if size > MAX_DIRECTORY_BYTES:
         raise FormatError(f"a directory of {size:,} bytes, at most {MAX_DIRECTORY_BYTES:,}")
-    raw, at = whole.read(begin, size), 0
+    raw, end = whole.read(begin, size), END.pack(b"PK\5\6", 0, 0, 0, 0, size, 0, 0)
+    try:
+        entries = zipfile.ZipFile(io.BytesIO(raw + end), metadata_encoding="utf-8").infolist()
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
+        raise FormatError(f"its zip directory can't be read: {error!s:.200}") from None
+    if len(entries) != count or raw[-LOCATOR_64_BYTES:].startswith(b"PK\6\7"):
+        raise FormatError(f"its end record counts {count:,} records, found {len(entries):,}")
     records: dict[str, Record] = {}
     compressed = ""
-    try:
-        while at < size:
-            (magic, _, _, flags, method, _, _, _, packed, nbytes, *lengths, disk, _, attributes,
-             header) = ENTRY.unpack_from(raw, at)  # fmt: skip
-            texts, at = at + ENTRY.size, at + ENTRY.size + sum(lengths)
-            written, extra = raw[texts:at][: lengths[0]], raw[texts:at][lengths[0] :][: lengths[1]]
-            nbytes, packed, header = widened(extra, nbytes, packed, header)
-            name = require_plain(written)
-            is_folder = name.endswith("/")
-            if magic != b"PK\1\2" or name in records:
-                raise FormatError(
-                    f"entry {len(records):,}, {name!r:.80}, is malformed or duplicated"
-                )
-            if method and not is_folder:
-                compressed = name.split("/")[0]
-            if flags & ENCRYPTED or disk or (nbytes != packed and not compressed):
-                raise FormatError(
-                    f"record {name!r:.80} is encrypted, split over disks, or of two sizes"
-                )
-            if bool(attributes & DIRECTORY_ATTRIBUTE) > is_folder or (is_folder and nbytes):
-                raise FormatError(
-                    f"record {name!r:.80} is a folder by its name or its attributes, and has bytes"
-                )
-            records[name] = Record(
-                whole.file, 0, nbytes, written, whole.offset + header, whole.offset + begin
+    for entry in entries:
+        name, nbytes = require_plain(entry.orig_filename), entry.file_size
+        is_folder = name.endswith("/")
+        if entry.compress_type and not is_folder:
+            compressed = name.split("/")[0]
+        if (
+            name in records
+            or entry.flag_bits & ENCRYPTED
+            or entry.volume
+            or (nbytes != entry.compress_size and not compressed)
+            or bool(entry.external_attr & DIRECTORY_ATTRIBUTE) > is_folder
+            or (is_folder and nbytes)
+        ):
+            raise FormatError(
+                f"record {name!r:.80} is duplicated, encrypted, split over disks, of two sizes, "
+                "or a folder with bytes"
             )
-    except (struct.error, StopIteration, UnicodeDecodeError) as error:
-        raise FormatError(f"its zip directory can't be read: {error!s:.200}") from None
-    if at != size or len(records) != count:
-        raise FormatError(f"its end record counts {count:,} records, found {len(records):,}")
+        header, stop = whole.offset + entry.header_offset, whole.offset + begin
+        records[name] = Record(whole.file, 0, nbytes, name.encode(), header, stop)
     refuse_programs(records)
     if compressed:
         raise FormatError(
@@ -152,18 +152,6 @@ def read_directory(whole: Extent) -> dict[str, Record]:
     for record, after in pairwise(sorted(records.values(), key=lambda one: one.header)):
         record.stop = min(record.stop, after.header)
     return records
-
-
-def widened(extra: bytes, *numbers: int) -> list[int]:
-    """Return numbers of an entry; its zip64 field has those whose 32 bits are all set."""
-    fields: dict[int, bytes] = {}
-    at = 0
-    while at < len(extra):
-        kind, nbytes = struct.unpack_from("<2H", extra, at)
-        fields.setdefault(kind, *struct.unpack_from(f"{nbytes}s", extra, at + 4))
-        at += 4 + nbytes
-    wide = struct.iter_unpack("<Q", fields.get(ZIP64, b""))
-    return [next(wide)[0] if number == UNKNOWN_32 else number for number in numbers]
 
 
 def read_end(whole: Extent) -> tuple[int, int, int]:
@@ -194,11 +182,11 @@ def read_end(whole: Extent) -> tuple[int, int, int]:
     return count, begin, nbytes
 
 
-def require_plain(written: bytes) -> str:
-    """Return a record's name as text; it must be a plain relative path."""
-    name = written.decode()
+def require_plain(name: str) -> str:
+    """Return a record's name, which must be a plain relative path."""
     parts = name.removesuffix("/").split("/")
-    if "\\" in name or "\0" in name or {"", ".", ".."} & {*parts} or len(written) > MAX_NAME_BYTES:
+    is_long = len(name.encode()) > MAX_NAME_BYTES
+    if "\\" in name or "\0" in name or {"", ".", ".."} & {*parts} or is_long:
         raise FormatError(f"record name {name[:60]!r} is not a plain relative path")
     return name
 

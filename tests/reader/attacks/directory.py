@@ -121,6 +121,16 @@ def archive_before_another(folder):
 
 
 @refused
+def another_directory_in_a_comment(folder):
+    """End the directory as a whole zip file does, with a second directory and its end records."""
+    raw = stored(folder, {"zip64": False}).read_bytes()
+    size = len(raw[raw.index(b"PK\1\2") : -22])
+    raw = stored(folder, {"lies": {"64_offset": size}}).read_bytes()
+    comment = raw[raw.index(b"PK\1\2") : -22]
+    return written(folder, {"version": Record("version", b"3\n", comment=comment)})
+
+
+@refused
 def zip_of_nothing(folder):
     return stored_zip(folder / "a.pt", [])
 
