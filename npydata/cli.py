@@ -254,6 +254,7 @@ def run_verify(args: argparse.Namespace) -> int:
         print_safely(said)
     if newest is None:
         return EXIT_BAD_INPUT
+    # Of ours without a sequence only the time is known: a newer one may be a later step.
     unknown = (one for one in found if one.kind == "npydata" and not one.sequence)
     if newest is not found[0] or any(one.changed > newest.changed for one in unknown):
         return EXIT_ONLY_OLDER

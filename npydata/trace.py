@@ -19,7 +19,6 @@ A trace is rows of ``(call site, start, end, part)``. No reference to the script
 
 import functools
 import importlib.abc
-import importlib.util
 import inspect
 import json
 import os
@@ -31,6 +30,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from time import perf_counter
 from types import FrameType, ModuleType
@@ -47,7 +47,8 @@ MOST_EVENTS = 100_000
 WORTH_ADVICE = 0.05
 """A part gets advice if it takes at least this share of the time after start-up."""
 LIBRARIES = (
-    "<", str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+    "<", f"{Path(__file__).parent}{os.sep}",
+    *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
 )  # fmt: skip
 """Prefixes of the names of files that are not part of the script."""
 
@@ -312,15 +313,16 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """Find a module the usual way, and make the call once it has been executed."""
-        if (call := self.calls.pop(name, None)) is None:
+        if name not in self.calls:
             return None
-        spec = importlib.util.find_spec(name)
+        spec = PathFinder.find_spec(name, path)  # type: ignore[arg-type]
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                call(module)
+                if call := self.calls.pop(name, None):
+                    call(module)
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
@@ -402,6 +404,6 @@ def run_script(script: Path) -> int:
         at = error.__traceback__
         while at is not None and not own_name(at.tb_frame.f_code.co_filename):
             at = at.tb_next  # up to the script's own frame
-        traceback.print_exception(error.with_traceback(at))
+        traceback.print_exception(error.with_traceback(at or error.__traceback__))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0

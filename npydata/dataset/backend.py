@@ -35,7 +35,7 @@ class Backend:
         self.header = header
         self.descriptor = os.open(header.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.descriptor)
-        self.map = None
+        self.map = None  # with pread, and ``tokens`` and ``buffer`` do not exist
         if access == "mmap" and all(header.shape):  # without tokens there is nothing to map
             self.map = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
             self.tokens: TokenArray = np.frombuffer(self.map, header.dtype, offset=header.offset)

@@ -16,7 +16,7 @@ def samples_of(batch: Any) -> list[Any]:
         return list(batch.samples())
     if isinstance(batch, Mapping):
         return [dict(zip(batch, sample, strict=True)) for sample in samples_of([*batch.values()])]
-    if isinstance(batch, tuple | list) and not isinstance(batch[0], str):
+    if isinstance(batch, tuple | list) and not isinstance(batch[0], str | int | float):
         return list(zip(*map(samples_of, batch), strict=True))
     return list(batch)
 

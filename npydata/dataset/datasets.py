@@ -107,16 +107,22 @@ class TokenDataset(Dataset[Any]):
         self.as_dict, self.files = as_dict, files
         if files:
             self.dtype = np.result_type(*[file.dtype for file in files])
-            if self.dtype.kind == "f":
-                raise TokenFileError(
-                    f"{files[0].path} and its companions mix uint64 with signed tokens; "
-                    "no integer dtype holds both"
-                )
             ends = np.cumsum([0] + [file.num_tokens for file in files])
             self._file_begins, self.num_tokens = ends[:-1], int(ends[-1])
         self._advice = AdviceBackoff()
         # In shared memory, so that running worker processes see the epoch change.
         self._epoch = torch.zeros(1, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
+
+    def __init_subclass__(cls) -> None:
+        if "__getitem__" in vars(cls) and "fetch" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} defines __getitem__, which no loader calls: define fetch, or pass "
+                "transforms to the loader"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._epoch.share_memory_()  # a copy has memory of its own
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -175,10 +181,7 @@ class TokenDataset(Dataset[Any]):
         limit = self.vocab_size or 1 << 63
         for found in (int(tokens.min()), int(tokens.max())):
             if not 0 <= found < limit:
-                where = " or a file after it" if len(self.files) > 1 else ""
-                raise TokenFileError(
-                    f"{self.files[0].path}{where}: id {found}, expected 0 to {limit - 1}"
-                )
+                raise TokenFileError(f"{self}: id {found}, expected 0 to {limit - 1}")
 
 
 class WindowDataset(TokenDataset):
@@ -410,7 +413,7 @@ class NpyTokensDataset(WindowDataset):
         stride = seq_len if without_replacement else 1
         super().__init__(files, seq_len, stride, vocab_size, as_dict)
         self.seed = None if seed is None else as_int(seed, "seed")
-        self.without_replacement, self._drawn = without_replacement, fresh_seed() >> 1
+        self.without_replacement = without_replacement
         side_by_side = (self._row_lens - 1) // self.seq_len
         counts = [
             n if len(file.shape) == 1 else file.rows * max(4, n)
@@ -438,8 +441,7 @@ class NpyTokensDataset(WindowDataset):
             return self.locate(random_windows(indices, self.num_windows, seed, epoch))[0]
         starts, rows, k = self.locate(indices)
         # The 1 sets these hashes apart from those that draw random windows.
-        seed = self._drawn if seed is None else seed
-        offsets = hash_of(rows, seed, epoch, 1) % self._num_offsets[k]
+        offsets = hash_of(rows, seed or 0, epoch, 1) % self._num_offsets[k]
         found: IntArray = starts + offsets.astype(np.int64)
         return found
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from npydata.dataset.documents import Documents
+from npydata.dataset.documents import SCAN_TOKENS, Documents
 from npydata.dataset.formats import FormatName
 from npydata.dataset.token_file import open_tokens
 from npydata.system.progress import ProgressBar, printable
 
-SCAN_TOKENS = 4 << 20
 FIRST_TOKENS = 16
 
 

@@ -225,7 +225,7 @@ class MixtureDataset(TokenDataset):
 
     def fingerprint_at(self, epoch: int, samples: int) -> str:
         """Return a hash of what decides the samples before a position; later ones may change."""
-        passed = max(1, min(epoch * self.num_samples + samples, 1 << 62))
+        passed = min(epoch * self.num_samples + samples, 1 << 62)
         phases = [(p.begin, p.weights) for p in self._phases if p.begin < passed]
         sources = [
             (name, len(source), str(getattr(source, "fingerprint", str)()))

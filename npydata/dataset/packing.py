@@ -152,7 +152,7 @@ def fit(sizes: Sequence[int], room: int, *, cut: bool) -> list[list[int]]:
             larger = sizes_left >> left + 1
             count = min(len(waiting[size]), left // size) if size > 0 else 0
             if cut and larger and size != left:
-                loss = (larger & -larger).bit_length()
+                loss = (larger & -larger).bit_length()  # by its lowest bit: the next larger size
                 if not count or loss * TOLERATED <= left:
                     size, count = left + loss, 1
             if not count:

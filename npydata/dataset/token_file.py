@@ -67,6 +67,7 @@ class TokenFile:
         self.header, self.access = header, access
         self.path = header.path
         """The file that holds the tokens."""
+        self._absolute = self.path.absolute()
         self.format = header.format
         """The name of the file's format; OLMo's headerless files are ``raw``."""
         self.dtype = header.dtype
@@ -105,7 +106,7 @@ class TokenFile:
         return np.asarray(read[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (self.header._replace(read_ends=None), self.access)
+        return reopen, (self.header._replace(path=self._absolute, read_ends=None), self.access)
 
     def __repr__(self) -> str:
         return f"TokenFile({str(self.path)!r}, {self.format}, {self.dtype}, shape={self.shape})"
@@ -136,9 +137,9 @@ def write_tokens(
         path: The file to make; an existing one is replaced. It appears when it is complete, or not
             at all.
         chunks: Arrays or lists of ids, of any shape, which are written one after the other; or one
-            array, which may be a memory map.
-        dtype: How to store a token. If not given, the first array's own dtype (often numpy's
-            default int64, four times the size of uint16), or uint32 for lists and tensors.
+            array or tensor, which may be a memory map.
+        dtype: How to store a token. If not given, that of the one array or of the first (often
+            int64, four times the size of uint16), or uint32 for lists of ids and of tensors.
         row_len: Makes the file 2-D, ``(rows, row_len)``. An incomplete last row is left out, with a
             warning that says how many tokens it held.
 
@@ -157,7 +158,8 @@ def write_tokens(
     if (message := wrong_suffix(path, ".npy")) is not None:
         raise TokenFileError(message)
     with replacing(path) as file:
-        if isinstance(chunks, np.ndarray):
+        if hasattr(chunks, "__array__"):  # one array, or a tensor
+            chunks = np.asarray(chunks)
             chunks = np.array_split(chunks.reshape(-1), 1 + chunks.size // BLOCK_TOKENS)
         arrays = iter(chunks)
         first: Any = next(arrays, [])

@@ -40,6 +40,7 @@ def window_offsets(
     number or one per window. A 1-D file is one long row.
     """
     left_over = row_len - per_row * stride
+    # The same as row * row_len + (window within the row) * stride, in one division.
     return windows * stride + windows // per_row * left_over
 
 

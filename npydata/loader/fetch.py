@@ -137,9 +137,10 @@ class Fetcher:
 
     def make(self, plan: Plan) -> Any:
         """Return a plan's batch as fetched; or its samples, transformed and collated."""
+        batch = self.fetch and self.fetch(np.asarray(plan.items))
         if self.fetch and not self.transforms and not self.collate_fn:
-            return self.fetch(np.asarray(plan.items, np.int64))
-        samples = self.samples(plan)
+            return batch
+        samples = samples_of(batch) if self.fetch else self.samples(plan)
         if self.transforms:
             for k, key in enumerate(plan.keys):
                 self.require_open()
@@ -148,8 +149,6 @@ class Fetcher:
 
     def samples(self, plan: Plan) -> list[Any]:
         """Return the samples of a plan one by one."""
-        if self.fetch:
-            return samples_of(self.fetch(np.asarray(plan.items, np.int64)))
         if self.is_stream:
             return list(plan.items)
         indices = plan.items.tolist() if isinstance(plan.items, np.ndarray) else plan.items
@@ -173,7 +172,7 @@ class Fetcher:
         sample and its own place among the transforms, not on the worker.
         """
         for which, (transform, wants_rng) in enumerate(self.transforms):
-            drawn_from = [self.seed & MASK64, self.order.epoch, key, which]
+            drawn_from = [self.seed & MASK64, self.order.epoch, key & MASK64, which]
             options = {"rng": np.random.default_rng(drawn_from)} if wants_rng else {}
             try:
                 sample = transform(sample, **options)
@@ -205,8 +204,6 @@ class BufferReuseGuard:
                 # reused.
                 self._reuses = self._seen > 0 and address(batch) == address(self._last)
                 self._last, self._seen = batch, self._seen + 1
-            else:
-                self._last = None
             return copied(batch)
 
 
@@ -280,11 +277,9 @@ def cast(batch: Any, dtype: torch.dtype) -> Any:
         if not same_kind or tensor.dtype == torch.bool or tensor.is_complex():
             return tensor
         moved = tensor.to(dtype)
-        if not dtype.is_floating_point and not torch.equal(moved.to(tensor.dtype), tensor):
-            raise LoaderError(
-                f"dtype={dtype} cannot hold integers from {int(tensor.min())} to "
-                f"{int(tensor.max())}"
-            )
+        if not dtype.is_floating_point and not torch.equal(moved.double(), tensor.double()):
+            least, most = tensor.double().aminmax()
+            raise LoaderError(f"dtype={dtype} cannot hold integers from {least:.0f} to {most:.0f}")
         return moved
 
     return tree_map_only(torch.Tensor, one, batch)

@@ -263,6 +263,7 @@ class AsyncDataLoader:
             )
         window = self.prefetch_factor * max(1, self.num_workers)  # 0: made by the caller
         group = self._group_size()
+        # Claimed batches, ``capacity * group``, and the group being read stay within ``window``.
         buffer = ReorderBuffer((window + 1 - group) // group)
         start = self._cursor.next_start()
         order: EpochOrder | PulledOrder
@@ -341,11 +342,13 @@ class AsyncDataLoader:
         """Make the next ``iter`` begin this epoch, for trainers that count epochs themselves.
 
         No-op if that epoch is next, even from its middle after a loaded state. The ``set_epoch`` of
-        a sampler or a stream, if it has one, is called as well.
+        a sampler (also inside a batch sampler) or a stream, if it has one, is called as well.
         """
         epoch = as_int(epoch, "epoch", least=0)
-        if hasattr(self._source, "set_epoch"):
-            self._source.set_epoch(epoch)
+        source: Any
+        for source in self._source, getattr(self._source, "sampler", None):
+            if hasattr(source, "set_epoch"):
+                source.set_epoch(epoch)
         if epoch != self._cursor.next_start().epoch:
             self._move_to(Position(epoch), "set_epoch()")
 

@@ -188,19 +188,19 @@ class PulledOrder:
         self._length = length_hint(source, sys.maxsize)
         # Items pulled to see whether there are any; they belong to the next batch.
         self._peeked: list[Any] = []
-        with lock:
+        # Samplers draw from the global generator when they begin, or at their first item.
+        with lock, torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(epoch_seed(seed, start.epoch))
             self._open(start.order or {"given": 0})
-        # Keep a loaded state: many sources know their position only once they have been pulled.
-        self.start = start if start.order else start._replace(order=self._state())
-        if kind != "stream":  # torch's samplers draw a seed when they are asked for the first item
-            with lock, torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(epoch_seed(seed, start.epoch))
+            # Keep a loaded state: many sources know their position only once they were pulled.
+            self.start = start if start.order else start._replace(order=self._state())
+            if kind != "stream":
                 self._peeked = self._pull(1)
 
     def _open(self, state: dict[str, Any]) -> None:
         """Begin the source at the position of a state."""
         # How many items of this epoch are in batches: what is saved for a source without a state.
-        self._given, self._generator = state["given"], generator_of(self.source)
+        self._batched, self._generator = state["given"], generator_of(self.source)
         if "source" in state:
             self.source.load_state_dict(copy.deepcopy(state["source"]))
         if "generator" in state:
@@ -211,14 +211,14 @@ class PulledOrder:
                 )
             bits = bytearray.fromhex(state["generator"])
             self._generator.set_state(torch.frombuffer(bits, dtype=torch.uint8))
-        self._began_with = self._generator_state()
+        self._generator_at_start = self._generator_state()
         self.iterator = iter(self.source)
         if "iterator" in state:
             self.iterator.load_state_dict(copy.deepcopy(state["iterator"]))
         stands_there = "source" in state or "iterator" in state
-        self._skip = 0 if stands_there else self._given
+        self._skip = 0 if stands_there else self._batched
         # The source's own state may be from the end of its last epoch: then it has to begin again.
-        self._reopen = stands_there and not self._given
+        self._may_be_at_end = stands_there and not self._batched
 
     def _state(self) -> dict[str, Any]:
         """Return a copy of what restores the source to this position.
@@ -233,8 +233,9 @@ class PulledOrder:
             if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
                 with suppress(TypeError):  # the streams of some libraries want arguments
                     own[name] = copy.deepcopy(thing.state_dict())
-        generator = {} if own or not self._began_with else {"generator": self._began_with}
-        return {"of": self.kind, "given": self._given, **own, **generator}
+        if not own and self._generator_at_start:
+            own["generator"] = self._generator_at_start
+        return {"of": self.kind, "given": self._batched, **own}
 
     def _generator_state(self) -> str | None:
         return self._generator.get_state().numpy().tobytes().hex() if self._generator else None
@@ -260,7 +261,7 @@ class PulledOrder:
         self._over = len(items) < self.size
         if not items or (self._over and self.drop_last):
             return self._end()
-        self._given += len(items)
+        self._batched += len(items)
         if self.kind == "batch_sampler":
             items = list(items[0])
         places = range(self._samples, self._samples + len(items))
@@ -269,15 +270,15 @@ class PulledOrder:
         keys = np.array(items, np.int64) if is_keyed else places
         after = Position(self.epoch, self._samples, self._state())
         more = self.size if self.drop_last else 1
-        if not self._over and self._given + more > self._length:  # it should be at its end
+        if not self._over and self._batched + more > self._length:  # it should be at its end
             self._peeked = self._pull(more)
             self._over = len(self._peeked) < more
         return Plan(items, keys, self._end().after if self._over else after)
 
     def _end(self) -> Plan:
         """Return what comes after the last batch: the next epoch."""
-        self._given = 0
-        self._began_with = self._generator_state()
+        self._batched = 0
+        self._generator_at_start = self._generator_state()
         return Plan(None, range(0), Position(self.epoch + 1, 0, self._state()))
 
     def _pull_on(self) -> list[Any]:
@@ -292,10 +293,10 @@ class PulledOrder:
                 f"those already given, expected {self._samples}"
             )
         items = self._pull(self.size)
-        if not items and self._reopen:
+        if not items and self._may_be_at_end:
             self.iterator = iter(self.source)
             items = self._pull(self.size)
-        self._reopen = False
+        self._may_be_at_end = False
         return items
 
     def _pull(self, count: int) -> list[Any]:

@@ -1,5 +1,6 @@
 """Windows at random and in order: which tokens a sample holds, in every process, at every size."""
 
+import copy
 import os
 import pickle
 import tracemalloc
@@ -96,10 +97,10 @@ def test_an_index_that_is_none_is_refused(ids, kind):
     *((kind, *row) for kind in (*KINDS, PackedDataset) for row in (
         ({"seq_len": 0}, ValueError, "seq_len=0"),
         ({"vocab_size": 0}, ValueError, "vocab_size=0"),
-        ({"vocab_size": 80}, TokenFileError, r"a.npy: id \d+, expected 0 to 79"),
+        ({"vocab_size": 80}, TokenFileError, r"a.npy.*: id \d+, expected 0 to 79"),
         ({"as_dict": ("a", "a")}, ValueError, "as_dict="),
         ({"as_dict": True}, ValueError, "as_dict=True, expected two names"),
-        ({"paths": "wrapped.npy"}, TokenFileError, r"wrapped.npy: id -\d+, expected 0"),
+        ({"paths": "wrapped.npy"}, TokenFileError, r"wrapped.npy.*: id -\d+, expected 0"),
         ({"paths": "*.x"}, TokenFileError, "no file matches"),
         ({"paths": "."}, TokenFileError, "is a folder"),
         ({"paths": []}, TokenFileError, "no token file"),
@@ -195,10 +196,8 @@ def test_ids_are_exact_beyond_float32_and_refused_beyond_int64(tmp_path):
     path = write(tmp_path / "a.npy", ids=large, dtype="<u8")
     assert MmapDataset(path, 3)[0][1].tolist() == large[1:].tolist()
     above = write(tmp_path / "above.npy", ids=large + np.uint64(1), dtype="<u8")
-    with pytest.raises(TokenFileError, match=f"above.npy: id {2**63}, expected 0 to {2**63 - 1}"):
+    with pytest.raises(TokenFileError, match=f"above.npy.*: id {2**63}, expected 0 to {2**63 - 1}"):
         MmapDataset(above, 3).fetch([0])
-    with pytest.raises(TokenFileError, match="uint64 with signed"):
-        MmapDataset([path, write(tmp_path / "signed.npy", dtype="<i8")], 3)
 
 
 def test_a_glob_takes_token_files_alone(tmp_path):
@@ -252,13 +251,21 @@ def test_samples_are_the_same_in_every_process(ids, method):
 
 
 def test_living_workers_see_the_epoch_change_and_draw_different_windows(ids):
-    ds = NpyTokensDataset(ids, 16, seed=1)
+    ds = copy.deepcopy(NpyTokensDataset(ids, 16, seed=1))
     loader = DataLoader(ds, 4096, num_workers=1, persistent_workers=True)
     for epoch in (0, 1, 5):
         ds.set_epoch(epoch)
         assert torch.equal(next(iter(loader))[0], ds.fetch(range(4096), epoch=epoch)[0])
     first, second = islice(DataLoader(NpyTokensDataset(ids, 16), 100, num_workers=2), 2)
     assert not torch.equal(first[0], second[0])
+
+
+def test_a_subclass_that_loaders_would_pass_over_is_refused():
+    with pytest.raises(TypeError, match="Negated defines __getitem__"):
+
+        class Negated(MmapDataset):
+            def __getitem__(self, index):
+                return [-part for part in super().__getitem__(index)]
 
 
 def test_torch_s_default_device_moves_no_dataset(tmp_path):

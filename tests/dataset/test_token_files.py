@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from token_builders import IDS, write
 
 from npydata import MmapDataset, TokenFileError, open_tokens, write_tokens
@@ -191,10 +192,12 @@ def test_reads_are_exact_read_only_and_shared_by_threads(tmp_path, access):
 
 @ACCESS
 @pytest.mark.parametrize("sizes", [(1000,), (200_130,), (1000, 204_000), ()])
-def test_a_file_that_changed_is_an_error_and_no_crash(tmp_path, access, sizes):
+def test_a_file_that_changed_is_an_error_and_no_crash(tmp_path, monkeypatch, access, sizes):
     ids = np.arange(100_000)
     path = write(tmp_path / "a.npy", ids=ids)
-    dataset = MmapDataset(path, 16, access=access)
+    monkeypatch.chdir(tmp_path)
+    dataset = MmapDataset("a.npy", 16, access=access)
+    monkeypatch.chdir("/")
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 4096
     for size in sizes:
@@ -217,7 +220,8 @@ def test_chunks_of_any_shape_are_written_one_after_the_other(tmp_path):
     assert written.dtype == np.uint16
     assert np.array_equal(np.load(tmp_path / "a.npy"), U2)
     assert write_tokens(tmp_path / "b.npy", [[1, 2]]).dtype == np.uint32
-    assert write_tokens(tmp_path / "b.npy", U2).dtype == np.uint16  # an array is no list of ids
+    for whole in (U2, torch.from_numpy(U2)):  # no list of ids
+        assert write_tokens(tmp_path / "b.npy", whole).dtype == np.uint16
     assert write_tokens(tmp_path / "c.npy", [], dtype="u1").shape == (0,)
     with pytest.warns(UserWarning, match="last 6 tokens"):
         write_tokens(tmp_path / "d.npy", [U2[:10], U2[10:]], row_len=np.int64(42))

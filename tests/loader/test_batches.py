@@ -154,8 +154,11 @@ def test_dtype_casts_tensors_of_its_own_kind_and_loses_nothing(tokens):
     assert (batch["f"].dtype, batch["i"].dtype) == (torch.float64, torch.int32)
     batch = next(iter(AsyncDataLoader(Mixed(10), dtype=torch.float32)))
     assert (batch["f"].dtype, batch["i"].dtype) == (torch.float32, torch.int64)
-    with pytest.raises(LoaderError):
-        [*AsyncDataLoader(Fetched(200), dtype=torch.int8)]
+    with pytest.raises(LoaderError, match="from 128 to 159"):
+        [*AsyncDataLoader(Fetched(200), shuffle=False, dtype=torch.int8)]
+    unsigned = torch.full((40,), 200, dtype=torch.uint8)
+    with pytest.raises(LoaderError, match="from 200 to 200"):  # only the sign would change
+        [*AsyncDataLoader(unsigned, dtype=torch.int8)]
     x, _ = next(iter(AsyncDataLoader(MmapDataset(tokens, 30), dtype=torch.float32)))
     assert x.dtype == torch.int64
 

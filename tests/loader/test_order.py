@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_cases import PATIENCE, Fetched, Numbers, Stream, flat, take, values
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from npydata import AsyncDataLoader, LoaderError, MmapDataset, NpyTokensDataset
 
@@ -162,6 +162,9 @@ def test_set_epoch_keeps_a_loaded_place_in_that_epoch():
     loader.load_state_dict(state)
     loader.set_epoch(0)
     assert flat(loader) == rest
+    sampler = DistributedSampler(range(8), 1, 0)
+    AsyncDataLoader(range(8), batch_sampler=BatchSampler(sampler, 4, False)).set_epoch(3)
+    assert sampler.epoch == 3
 
 
 CHANGES = {

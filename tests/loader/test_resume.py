@@ -126,6 +126,13 @@ class Shuffled(torch.utils.data.Sampler):
         self.at = state["at"] % len(self.order)
 
 
+class DrawnAtOnce(RandomSampler):
+    """A sampler that draws when it is iterated, not at its first item."""
+
+    def __iter__(self):
+        return iter(torch.randperm(len(self)).tolist())
+
+
 class Streaming(Stream):
     """A stream whose state needs arguments that only its library's loader knows."""
 
@@ -142,6 +149,9 @@ def loaders_of(length):
     return {
         "sampler": lambda w: AsyncDataLoader(
             numbers, batch_size=3, sampler=RandomSampler(numbers), seed=1, num_workers=w
+        ),
+        "drawn at once": lambda w: AsyncDataLoader(
+            numbers, batch_size=3, sampler=DrawnAtOnce(numbers), seed=1, num_workers=w
         ),
         "stateful sampler": lambda w: AsyncDataLoader(
             numbers, batch_size=3, sampler=Shuffled(length), num_workers=w
