@@ -82,8 +82,8 @@ class AsyncCheckpointer:
     Args:
         keep_last: Keep this many of the newest checkpoints in a root; None keeps all. Only what
             this run committed is removed: by this process, and by earlier ones if this one loaded
-            one of their checkpoints from that root before it saves. Copies, renamed checkpoints and
-            those that hold other files stay.
+            one of their checkpoints from that root before it saves. Copies under other names,
+            renamed checkpoints and those that hold other files stay.
         keep_every: With ``keep_last``, also keep those whose step is a multiple of it: milestones.
         snapshot: ``"host"`` copies everything before ``save`` returns (for tensors on a GPU: starts
             to copy, and later steps wait on the device). ``"overlap"`` copies what a protected

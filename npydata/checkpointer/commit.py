@@ -150,13 +150,13 @@ class Root:
         whole = [one for one in order if is_complete(self.path / one.name, one)]
         for manifest in whole[keep_last:]:
             folder = self.path / manifest.name
-            milestone = keep_every is not None and manifest.step % keep_every == 0
-            if manifest.name == just_saved or milestone:
+            if manifest.name == just_saved:
                 continue
             try:
-                with suppress(CheckpointError):  # not what was committed: not ours to remove
-                    remove_checkpoint(folder, manifest)
-                del self.committed[manifest.name]
+                if keep_every is None or manifest.step % keep_every:
+                    with suppress(CheckpointError):  # not what was committed: not ours to remove
+                        remove_checkpoint(folder, manifest)
+                del self.committed[manifest.name]  # a milestone need not be looked at again
             except OSError as error:
                 if manifest.name not in self.warned:
                     self.warned.add(manifest.name)
@@ -271,7 +271,7 @@ def replace_in_steps(temporary: Path, folder: Path) -> None:
     Raises:
         CheckpointError: It is the latest, or holds other files.
     """
-    if named_latest(folder.parent) in (None, folder):
+    if latest_checkpoint(folder.parent) in (None, folder):
         raise CheckpointError(
             f"{folder}: this file system can't replace the latest checkpoint: choose a new folder"
         )

@@ -29,8 +29,8 @@ FOLDERS = (
     ("npydata", rf"{MANIFEST} model(\.safetensors)?"),
     ("lightning", r".*\.ckpt/"),
     ("transformers", r"trainer_state\.json"),
+    ("accelerate", r"random_states_\d+\.pkl|(optimizer|scheduler)\.bin|checkpoint_(0|[1-9]\d*)/"),
     ("transformers", r"checkpoint-\d+/"),
-    ("accelerate", r"random_states_\d+\.pkl|(optimizer|scheduler)\.bin|checkpoint_\d+/"),
     ("dcp", r"\.metadata|.*\.distcp"),
     ("deepspeed", r"mp_rank_\d+_model_states\.pt|.*zero_pp_rank_.*"),
     ("megatron", r"mp_rank_\d\d(_\d{3})*"),
@@ -153,8 +153,9 @@ def kind_of(path: Path, names: list[str]) -> str | None:
     """Return which tool wrote a file or folder, by its names; None if it is not a checkpoint."""
     if not path.is_dir():
         if path.suffix == ".bin" and not path.name.startswith("pytorch_model"):
-            with path.open("rb") as file:
-                return "torch" if formats_of(file.read(START_BYTES)) else None  # or it has tokens
+            file = LocalFile(path)
+            start = file.read(0, min(START_BYTES, file.size))
+            return "torch" if formats_of(start) else None  # or it has tokens
         return FILES.get(suffix_of(path))
     names = [*names, f"{path.name}/"]
     for kind, patterns in FOLDERS:
@@ -235,10 +236,8 @@ def check_torch(path: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return what a JSON file holds."""
-    if path.stat().st_size > MAX_JSON_BYTES:
-        return {}
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(LocalFile(path).content(MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is cut off, or not JSON: {error}") from None
     return data if isinstance(data, dict) else {}

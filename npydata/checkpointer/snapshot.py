@@ -193,7 +193,7 @@ class StagingBuffer:
                 begin = -memory.data_ptr() % PAGE
                 self.bytes = memory[begin : begin + nbytes]
             else:
-                self.bytes = torch.from_numpy(huge_memory(nbytes))
+                self.bytes = torch.from_numpy(huge_memory(nbytes, wiped_in_forks=True))
                 if pin:
                     self._pages.pin(self.bytes)
         return self.bytes[:nbytes]

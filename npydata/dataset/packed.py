@@ -299,7 +299,8 @@ class PackedDataset(TokenDataset):
                 stretches = [np.asarray(one).astype(self.dtype) for one in stretches]
             for k, stretch in zip(which.tolist(), stretches, strict=True):
                 pieces[2 * k + 1] = stretch
-        # Pieces are a gap, a span, a gap, ..., a gap. Joined in one call: with a copy per array, workers would hand over the GIL at each one.
+        # Pieces are a gap, a span, a gap, ..., a gap. Joined in one call: with a copy per array,
+        # workers would hand over the GIL at each one.
         tokens = np.frombuffer(b"".join(pieces), self.dtype).reshape(len(inputs), self.seq_len + 1)
         self.require_vocabulary(tokens)
         inputs[:] = tokens[:, :-1]

@@ -5,6 +5,7 @@ decides which rank writes it.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ from npydata.reader.formats.safetensors import COMPLEX_AS_REAL, Layout
 from npydata.reader.formats.sharded import OFFSETS, SHARDING
 from npydata.reader.formats.training import VERSIONS, decode, encode
 from npydata.reader.pickle.torch import DTYPES
+
+SMALL_REPLICA = 1 << 14
+"""Elements. Replicas up to this size come from one rank: DDP goes on with rank 0's BatchNorm."""
 
 
 class Shard(NamedTuple):
@@ -132,7 +136,18 @@ def share_out(plans: tuple[str, ...]) -> list[list[int]]:
                 )
     planner = DefaultSavePlanner(flatten_state_dict=False)
     try:
-        items = [SavePlan([shard.to_write_item() for shard in shards]) for shards in every]
+        items = [
+            SavePlan(
+                [
+                    shard.to_write_item()
+                    for shard in shards
+                    if shard.kind != "TENSOR"
+                    or math.prod(shard.sizes) > SMALL_REPLICA
+                    or first[shard.name, shard.offsets][0] == rank
+                ]
+            )
+            for rank, shards in enumerate(every)
+        ]
         shared, _ = planner.create_global_plan(items)
     except (ValueError, AssertionError) as error:
         raise CheckpointError(f"the ranks' shards don't make up whole tensors: {error}") from None

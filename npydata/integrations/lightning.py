@@ -34,7 +34,8 @@ class AsyncCheckpointIO(CheckpointIO):
 
     The weights are ``model.safetensors``; everything else that Lightning saves is beside them.
     Lightning names what it saves and removes what it no longer wants; ``keep_last`` and
-    ``snapshot`` are those of :class:`~npydata.AsyncCheckpointer`.
+    ``snapshot`` are those of :class:`~npydata.AsyncCheckpointer`; for ``"overlap"``, call
+    ``checkpointer.protect(optimizer)`` before the first save.
 
     Raises:
         CheckpointError: Something that Lightning or a hook put into the checkpoint is neither a
@@ -141,6 +142,12 @@ class SaveCheckpoints(Checkpoint):
                     f"save_hyperparameters() keeps {error}: name it in ignore="
                 ) from None
 
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        """Let every optimizer wait for a snapshot that overlaps with training."""
+        writer: Any = trainer.strategy.checkpoint_io
+        for optimizer in trainer.optimizers:
+            writer.checkpointer.protect(optimizer)
+
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Restore the random generators before the first step of a resumed run."""
         if self._rng is not None and trainer.is_global_zero:
@@ -152,8 +159,12 @@ class SaveCheckpoints(Checkpoint):
         # Here already: a validation's DataLoader draws its seed before ``on_validation_start``.
         self._after_step = capture_rng() if trainer.enable_validation else None
         step, epoch = trainer.global_step, trainer.current_epoch + 1
-        last = step == trainer.max_steps or (trainer.is_last_batch and epoch == trainer.max_epochs)
-        if step == self._saved or (step % self.every_n_train_steps and not last):
+        last = 0 < trainer.max_steps <= step or (
+            trainer.is_last_batch and epoch == trainer.max_epochs
+        )
+        # A batch may take several optimizer steps, and pass over a multiple.
+        is_due = step // self.every_n_train_steps > self._saved // self.every_n_train_steps
+        if step == self._saved or not (is_due or last):
             return
         self._saved = step
         writer: Any = trainer.strategy.checkpoint_io

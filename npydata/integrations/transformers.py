@@ -77,8 +77,8 @@ class SaveCheckpoints(TrainerCallback):
         snapshot: As in :class:`~npydata.AsyncCheckpointer`.
 
     Model, optimizer, learning rate schedule and the Trainer's own state are saved; the Trainer
-    finds the next batches by counting. States of other callbacks are not: an
-    ``EarlyStoppingCallback`` counts anew. A step's checkpoint is written when the next step or
+    finds the next batches by counting. What other callbacks count, as an ``EarlyStoppingCallback``
+    does, and fp16's loss scale begin anew. A step's checkpoint is written when the next step or
     epoch begins, after an evaluation. For one process or DDP, where rank 0 saves, and gets its
     generators back.
     """
@@ -124,6 +124,7 @@ class SaveCheckpoints(TrainerCallback):
     ) -> None:
         """Restore optimizer and schedule in a run that was resumed from here."""
         self._saved = state.global_step
+        self.checkpointer.protect(kwargs["optimizer"].optimizer)
         if self._state is None or state.global_step != self._state[1].step:
             self._state = None
             return

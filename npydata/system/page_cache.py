@@ -181,10 +181,11 @@ def file_system_of(device: int) -> str:
     return ""
 
 
-def huge_memory(nbytes: int) -> npt.NDArray[np.uint8]:
+def huge_memory(nbytes: int, *, wiped_in_forks: bool = False) -> npt.NDArray[np.uint8]:
     """Return new private memory, in huge pages where the system has them.
 
-    Each costs one page fault, where small pages cost 512. Freed with the array.
+    Each costs one page fault, where small pages cost 512. Freed with the array. Where it is
+    ``wiped_in_forks``, a forked process gets zeros, and this one never copies a page for its sake.
 
     Raises:
         MemoryError: There is no memory left, or no address space.
@@ -194,8 +195,9 @@ def huge_memory(nbytes: int) -> npt.NDArray[np.uint8]:
     except OSError as error:
         raise MemoryError(f"no memory for {nbytes:,} bytes: {error.strerror}") from None
     array = np.frombuffer(memory, np.uint8)
-    begin, whole = -array.ctypes.data % HUGE_PAGE, nbytes - nbytes % HUGE_PAGE
-    if whole:
-        with suppress(AttributeError, OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
+    begin = -array.ctypes.data % HUGE_PAGE
+    with suppress(AttributeError, OSError):
+        if wiped_in_forks:
+            memory.madvise(18)  # MADV_WIPEONFORK
+        memory.madvise(mmap.MADV_HUGEPAGE, begin, nbytes)
     return array[begin : begin + nbytes]

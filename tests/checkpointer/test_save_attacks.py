@@ -160,6 +160,9 @@ def test_without_an_exchange_only_the_latest_is_not_replaced_and_a_new_one_is_as
     assert loaded_step(tmp_path / "a") == 1
     saved(tmp_path / "a", 4)
     assert holds(tmp_path, 4, ["b"]) == 4
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="choose a new folder"):
+        saved(tmp_path / "b", 5)  # the last one that is left
     assert not list(tmp_path.glob(".*"))
 
 

@@ -175,13 +175,14 @@ def test_a_damaged_checkpoint_changes_nothing_in_the_order_of_the_others(tmp_pat
     assert main(["verify", str(tmp_path)]) == 3
 
 
-@pytest.mark.parametrize("kind, names", [
-    ("deepspeed", ["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"]),
-    ("megatron", ["mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"]),
+@pytest.mark.parametrize("kind, folder, names", [
+    ("accelerate", "checkpoint-10", ["random_states_0.pkl", "pytorch_model.bin"]),
+    ("deepspeed", "global_step10", ["mp_rank_00_model_states.pt", "zero_pp_rank_0.pt"]),
+    ("megatron", "iter_10", ["mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"]),
 ])  # fmt: skip
-def test_files_of_ranks_are_one_checkpoint(tmp_path, kind, names):
+def test_files_of_ranks_are_one_checkpoint(tmp_path, kind, folder, names):
     for name in names:
-        path = tmp_path / "iter_0000010" / name
+        path = tmp_path / folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({"w": torch.ones(2)}, path)
     (found,) = scan(tmp_path)

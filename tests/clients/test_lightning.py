@@ -11,6 +11,7 @@ from npydata import (
     NpyTokensDataset,
     latest_checkpoint,
     open_checkpoint,
+    verify_checkpoint,
 )
 
 lightning = pytest.importorskip("lightning")
@@ -138,6 +139,26 @@ def test_the_callback_saves_the_last_step_and_removes_only_its_own(tokens, tmp_p
     kept = [[one.name for one in (tmp_path / name).glob("*[0-9]*")] for name in ("own", "run")]
     assert len(kept[0]) == 5
     assert sorted(kept[1]) == ["step-000018", "step-000020"]
+
+
+def test_batches_of_several_optimizer_steps_pass_over_no_save(tokens, tmp_path):
+    class Twice(Module):
+        automatic_optimization = False
+
+        def training_step(self, *args):
+            loss = super().training_step(*args)
+            self.manual_backward(loss)
+            for _ in range(3):
+                self.optimizers().step()
+
+    fit(tokens, [SaveCheckpoints(tmp_path, every_n_train_steps=10)], epochs=1, module=Twice())
+    assert {int(one.name[5:]) for one in tmp_path.glob("step-*")} == {12, 21, 30}
+
+
+def test_a_save_that_overlaps_with_training_is_whole(tokens, tmp_path):
+    save = SaveCheckpoints(tmp_path, every_n_train_steps=1, snapshot="overlap")
+    fit(tokens, [save], epochs=1)
+    assert verify_checkpoint(save.latest()).step == 10
 
 
 def test_a_stream_too_is_saved_every_few_steps_and_at_its_end(tokens, tmp_path):

@@ -708,9 +708,10 @@ def test_groups_save_apart(tmp_path):
 
 
 def save_stages(folder):
-    """Each rank has layers of its own, as in a pipeline, and one that all have."""
+    """Each rank has layers of its own, as in a pipeline, and some that all have."""
     rank = group()[0]
-    model = {"shared": torch.ones(2), f"stage{rank}": {"w": torch.full((3,), rank)}, "n": 1}
+    norms = {f"mean{k}": torch.full((2,), rank) for k in range(3)}  # as of BatchNorms under DDP
+    model = {"shared": norms, f"stage{rank}": {"w": torch.full((3,), rank)}, "n": 1}
     with AsyncCheckpointer() as keeper:
         keeper.save_distributed(folder, model)
 
@@ -720,6 +721,7 @@ def test_ranks_may_have_different_layers(tmp_path):
     model, _, _ = load_checkpoint(tmp_path / "a", verify=True)
     assert set(model) == {"shared", "stage0", "stage1", "stage2", "n"}
     assert [model[f"stage{k}"]["w"].tolist() for k in range(3)] == [[k] * 3 for k in range(3)]
+    assert all(mean.tolist() == [0, 0] for mean in model["shared"].values())
 
 
 def save_often(folder):

@@ -214,7 +214,7 @@ def checksums(content: bytes | memoryview) -> tuple[int, ...]:
 
 def continue_run(folder: Path, manifest: Manifest) -> None:
     """Note that this process has loaded a checkpoint: its saves beside it continue that run."""
-    _loaded_runs[os.getpid(), os.path.realpath(folder.parent)] = manifest.run
+    _loaded_runs[os.getpid(), str(folder.resolve().parent)] = manifest.run
 
 
 def loaded_run(root: Path) -> str | None:
