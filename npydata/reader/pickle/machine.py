@@ -1,18 +1,19 @@
 """A pickle machine that builds values and calls nothing: protocols 2 to 5, which torch writes.
 
 A pickle is a program for a machine with a stack and a memo. Most opcodes push a value or collect
-values into a container; a few import a name or call it. Here the first kind works as in Python, and
-the second kind pushes an inert description from :mod:`~npydata.reader.pickle.torch`. A method
-``op_x`` is the opcode X of Python's ``pickletools``; an opcode without one pushes its argument.
+values into a container; a few import a name or call it. The first kind works here as in Python:
+``PickleMachine`` inherits it from the unpickler that ``pickle.py`` has in Python code. The second
+kind is overridden, and pushes an inert description from :mod:`~npydata.reader.pickle.torch`.
 """
 
-import pickletools
+import pickle
 import re
 import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 from npydata.reader.file import MALFORMED, Extent, FormatError
@@ -21,153 +22,99 @@ from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 from npydata.reader.pickle.torch import find_class, reduce
 
-MAX_INTEGER_BYTES, MAX_PROTOCOL = 128, 5
+OPCODES = (
+    "PROTO FRAME STOP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG1 BINFLOAT "
+    "BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 BINUNICODE "
+    "SHORT_BINUNICODE BINUNICODE8 EMPTY_TUPLE EMPTY_LIST EMPTY_DICT EMPTY_SET TUPLE TUPLE1 TUPLE2 "
+    "TUPLE3 FROZENSET MARK POP POP_MARK BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET APPEND "
+    "APPENDS SETITEM SETITEMS ADDITEMS GLOBAL STACK_GLOBAL BINPERSID REDUCE NEWOBJ NEWOBJ_EX BUILD"
+)
+"""The opcodes in honest checkpoints; any other is refused."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
 RANDOM_HASHES = {str, bytes, UnresolvedObject}
 """Types whose hashes differ in each process."""
-
-DECIMAL = re.compile(rb"-?[1-9][0-9]{0,30}")
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 
 
-class TruncatedError(FormatError):
-    """The pickle goes on after the end of the machine's data."""
+class PickleMachine(pickle._Unpickler):
+    """Runs the opcodes of a pickle.
 
-
-class PickleMachine:
-    """Runs the opcodes of the pickle that ``data`` begins with.
-
-    :meth:`run` looks each opcode up in ``HANDLERS``, at the end of this file: how to read its
-    argument, and what to do with it.
+    The inherited loop looks each opcode up in ``dispatch``, which has the methods here and, for
+    opcodes that only build plain values, the inherited ones.
 
     ``load_id(id)`` returns the object for a persistent id: torch's are storages.
     """
 
-    def __init__(self, data: bytes, load_id: Callable[[Any], Any]) -> None:
-        self.data, self.at, self.load_id = data, 0, load_id
-        self.stack: list[Any] = []
-        self.metastack: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
+    stack: list[Any]
+    metastack: list[list[Any]]
+    pop_mark: Callable[[], list[Any]]
+    load_binbytes8: Callable[[], None]
+
+    def __init__(self, content: bytes, load_id: Callable[[Any], Any]) -> None:
+        self.file, self.load_id = BytesIO(content), load_id
+        super().__init__(self.file)
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
-        BUDGET.allow(len(data))
+        BUDGET.allow(len(content))
         self._deadline = time.thread_time() + BUDGET.seconds
 
     def run(self) -> Any:
-        """Return what the pickle builds; ``at`` is then the byte after it.
+        """Return what the pickle builds; ``file`` is then at the byte after it.
 
         Raises:
-            TruncatedError: The pickle goes on after the end of ``data``.
             FormatError: The pickle is malformed, or exceeds a limit.
         """
-        data, begin = self.data, self.at
         try:
-            while True:
-                begin = self.at
-                code = data[begin]
-                self.at = begin + 1
-                if code == STOP:
-                    if self.metastack or len(self.stack) != 1:
-                        raise FormatError(
-                            f"the pickle ends with {len(self.stack)} values, expected one"
-                        )
-                    BUDGET.seconds = self._deadline - time.thread_time()
-                    return self.stack[0]
-                read, do = HANDLERS[code]
-                if read is None:
-                    do(self)
-                else:
-                    do(self, read(self))
-        except MALFORMED as error:  # the stack or an argument is not what an opcode needs
-            if begin >= len(data):
-                raise TruncatedError(f"the pickle ends at byte {begin:,} without a STOP") from None
-            known = data[begin] in HANDLERS
-            why = str(error).partition("\n")[0] if known else "is no opcode"
-            what = data[begin : begin + 1]
-            raise FormatError(f"{what!r} at byte {begin:,} of the pickle: {why:.300}") from None
+            value = self.load()
+            if self.stack or self.metastack:
+                raise ValueError("more than one value is left at the end")
+        except (*MALFORMED, EOFError, pickle.UnpicklingError) as error:
+            at = self.file.tell()
+            raise FormatError(
+                f"its pickle is malformed before byte {at:,}: {error!r:.300}"
+            ) from None
+        BUDGET.seconds = self._deadline - time.thread_time()
+        return value
 
-    def take(self, count: int) -> bytes:
-        """Return the next ``count`` bytes."""
-        begin, self.at = self.at, self.at + count
-        if self.at > len(self.data):
-            raise TruncatedError(f"the pickle ends at byte {begin:,}, which needs {count:,} more")
-        return self.data[begin : self.at]
+    def _decode_string(self, raw: bytes) -> str | bytes:
+        """Decode a string of Python 2: it is text if it is UTF-8, else bytes."""
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return raw
 
-    def line(self) -> bytes:
-        """Return the bytes before the next newline."""
-        stop = self.data.find(b"\n", self.at)
-        if stop < 0:
-            raise TruncatedError("the pickle ends within a line")
-        return self.take(stop + 1 - self.at)[:-1]
-
-    # Values, the stack and the memo
-
-    def push(self, value: Any) -> None:
-        """Push a value."""
-        self.stack.append(value)
-
-    def op_int(self) -> None:
-        """Push a decimal integer, which is how Python 2 writes those of more than 4 bytes."""
-        line = self.line()
-        if not DECIMAL.fullmatch(line):
-            raise ValueError(f"{line[:60]!r} is not a number")
-        self.stack.append(int(line))
-
-    def op_binput(self, index: int) -> None:
-        """Put the newest value into the memo. Writers number values in order, Python 2 from 1."""
-        if index > len(self.memo) + 1:
-            raise ValueError(f"index {index:,} of a memo of {len(self.memo):,} values")
-        self.memo[index] = self.stack[-1]
-
-    op_long_binput = op_binput
-
-    def op_memoize(self) -> None:
-        """Put the newest value into the memo, under the number of values in it."""
-        self.op_binput(len(self.memo))
-
-    def op_binget(self, index: int) -> None:
-        """Push a value from the memo."""
-        if index not in self.memo:
-            raise ValueError(f"index {index:,} of the memo is empty")
-        self.stack.append(self.memo[index])
-
-    op_long_binget = op_binget
-
-    def op_pop(self) -> None:
-        """Drop the newest value."""
-        self.stack.pop()
-
-    def op_proto(self, protocol: int) -> None:
-        """Refuse a pickle of a future protocol."""
-        if protocol > MAX_PROTOCOL:
-            raise ValueError(f"protocol {protocol}, at most {MAX_PROTOCOL}")
-
-    def op_frame(self, length: int) -> None:
-        """Skip a frame's length; the frame must be in the file."""
-        if length > len(self.data) - self.at:
-            raise TruncatedError(f"a frame of {length:,} bytes")
+    def load_bytearray8(self) -> None:
+        """Read it as bytes: Python would allocate it before it is read."""
+        self.load_binbytes8()
+        self.stack.append(bytearray(self.stack.pop()))
 
     # Containers
 
-    def op_mark(self) -> None:
-        """Set a mark: the values that follow go on a new stack."""
-        self.metastack.append(self.stack)
-        self.stack = []
-
-    def pop_mark(self) -> list[Any]:
-        """Return the values since the last mark, and remove the mark."""
-        if not self.metastack:
-            raise ValueError("no mark is on the stack")
-        items, self.stack = self.stack, self.metastack.pop()
-        return items
-
-    op_pop_mark = pop_mark
-
-    def op_tuple(self) -> None:
-        """Make a tuple of the values since the mark."""
+    def load_frozenset(self) -> None:
+        """Make a frozenset of the values since the mark."""
         items = self.pop_mark()
-        self.stack.append(tuple(items))
+        self.stack.append(frozenset(self.add(set(), items)))
+
+    def load_append(self) -> None:
+        """Append the newest value to a list."""
+        self.fill(list, self.pop(1))
+
+    def load_appends(self) -> None:
+        """Append the values since the mark to a list."""
+        self.fill(list, self.pop_mark())
+
+    def load_setitem(self) -> None:
+        """Store the newest pair in a dictionary."""
+        self.fill(dict, self.pop(2))
+
+    def load_setitems(self) -> None:
+        """Store the pairs since the mark in a dictionary."""
+        self.fill(dict, self.pop_mark())
+
+    def load_additems(self) -> None:
+        """Add the values since the mark to a set."""
+        self.fill(set, self.pop_mark())
 
     def pop(self, count: int) -> list[Any]:
         """Remove the newest values and return them."""
@@ -177,17 +124,8 @@ class PickleMachine:
         del self.stack[-count:]
         return items
 
-    def op_frozenset(self) -> None:
-        """Make a frozenset of the values since the mark."""
-        items = self.pop_mark()
-        self.stack.append(frozenset(self.add(set(), items)))
-
-    def fill(self, kind: type, count: int | None) -> None:
-        """Put the newest values, or those since the mark, into the container below them.
-
-        An unresolved object only records them.
-        """
-        items = self.pop(count) if count else self.pop_mark()
+    def fill(self, kind: type, items: list[Any]) -> None:
+        """Put values into the newest container; an unresolved object only records them."""
         target = self.stack[-1]
         if isinstance(target, UnresolvedObject):
             target = target.pairs if kind is dict else target.items
@@ -226,39 +164,31 @@ class PickleMachine:
 
     # Names and calls: nothing is imported or called
 
-    def op_global(self) -> None:
-        """Push what a name in two lines stands for."""
-        module, name = self.line().decode(), self.line().decode()
-        self.stack.append(find_class(self, module, name))
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a name stands for."""
+        BUDGET.spend(len(module) + len(name))
+        return find_class(self, module, name)
 
-    def op_stack_global(self) -> None:
-        """Push what a name on the stack stands for."""
-        name, module = self.stack.pop(), self.stack.pop()
-        if not (isinstance(name, str) and isinstance(module, str)):
-            raise ValueError("a name that is not text")
-        BUDGET.spend(len(name) + len(module))
-        self.stack.append(find_class(self, module, name))
+    def persistent_load(self, pid: Any) -> Any:
+        """Return what a persistent id stands for."""
+        return self.load_id(pid)
 
-    def op_binpersid(self) -> None:
-        """Replace a persistent id with what it stands for."""
-        self.stack.append(self.load_id(self.stack.pop()))
-
-    def op_reduce(self) -> None:
+    def load_reduce(self) -> None:
         """Push what stands in for the result of a call."""
         args, function = self.stack.pop(), self.stack.pop()
         self.stack.append(reduce(self, function, args))
 
-    def op_newobj(self) -> None:
+    def load_newobj(self) -> None:
         """Describe an object that pickle would make without calling its ``__init__``."""
         args, made = self.stack.pop(), self.stack.pop()
         self.stack.append(UnresolvedObject(made.qualname, args))
 
-    def op_newobj_ex(self) -> None:
-        """Do the same as :meth:`op_newobj`, with keyword arguments."""
+    def load_newobj_ex(self) -> None:
+        """Do the same as :meth:`load_newobj`, with keyword arguments."""
         keywords, args, made = (self.stack.pop() for _ in range(3))
         self.stack.append(UnresolvedObject(made.qualname, (args, keywords)))
 
-    def op_build(self) -> None:
+    def load_build(self) -> None:
         """Record the state that pickle would set on an object.
 
         Attributes that an ``OrderedDict`` has besides its items are ignored. torch before 0.4 set
@@ -279,6 +209,14 @@ class PickleMachine:
             case _:
                 raise ValueError(f"sets the state of {brief(target)} to {brief(state)}")
 
+    dispatch = {}  # noqa: RUF012
+
+
+for opcode in OPCODES.split():
+    code = getattr(pickle, opcode)[0]
+    inherited = pickle._Unpickler.dispatch[code]
+    PickleMachine.dispatch[code] = getattr(PickleMachine, f"load_{opcode.lower()}", inherited)
+
 
 @dataclass(slots=True)
 class Cursor:
@@ -294,7 +232,6 @@ class Cursor:
         again from the start, on more bytes. So ``load_id`` may get the same ids again.
 
         Raises:
-            TruncatedError: The pickle goes on after the end of the part.
             FormatError: The pickle is malformed, or exceeds a limit.
         """
         size, left = FIRST_BYTES, self.part.nbytes - self.at
@@ -303,12 +240,12 @@ class Cursor:
             try:
                 value = machine.run()
                 break
-            except TruncatedError:
-                if size >= left:
+            except FormatError:
+                if machine.file.tell() < size or size >= left:
                     raise
                 size *= 8
-        BUDGET.allow(machine.at - len(machine.data))  # takes back what is not the pickle's
-        self.at += machine.at
+        self.at += machine.file.tell()
+        BUDGET.allow(-len(machine.file.read()))  # takes back what is not the pickle's
         return value, machine.unknown
 
     def run_plain(self) -> Any:
@@ -334,90 +271,3 @@ class Cursor:
 def no_storage(saved: Any) -> Any:
     """Refuse a persistent id in a pickle that has no storages."""
     raise FormatError(f"persistent id {brief(saved)} beside the object's pickle")
-
-
-# Arguments of opcodes: how to read each kind that pickletools names
-
-Reader = Callable[[PickleMachine], Any]
-
-
-def packed(code: str) -> Reader:
-    """Return a reader of a number in a format of ``struct``."""
-    form = struct.Struct(code)
-
-    def read(machine: PickleMachine) -> Any:
-        begin = machine.at
-        machine.at = begin + form.size
-        if machine.at > len(machine.data):
-            raise TruncatedError(f"the pickle ends at byte {begin:,}, within a number")
-        return form.unpack_from(machine.data, begin)[0]
-
-    return read
-
-
-def counted(length: str, read: Callable[[bytes], Any] = bytes) -> Reader:
-    """Return a reader of bytes that follow their length."""
-    number = packed(length)
-    return lambda machine: read(machine.take(number(machine)))
-
-
-def text_of(raw: bytes) -> str:
-    """Decode UTF-8; a lone surrogate is allowed, as Python writes it."""
-    return raw.decode("utf-8", "surrogatepass")
-
-
-def text_or_bytes(raw: bytes) -> str | bytes:
-    """Decode a string of Python 2: it is text if it is UTF-8, else bytes."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw
-
-
-def integer(raw: bytes) -> int:
-    """Decode an integer in little-endian two's complement."""
-    if len(raw) > MAX_INTEGER_BYTES:
-        raise ValueError(f"an integer of {len(raw):,} bytes, at most {MAX_INTEGER_BYTES:,}")
-    return int.from_bytes(raw, "little", signed=True)
-
-
-READERS: dict[str, Reader] = {
-    "uint1": packed("<B"), "uint2": packed("<H"), "int4": packed("<i"), "uint4": packed("<I"),
-    "uint8": packed("<Q"), "float8": packed(">d"),
-    "long1": counted("<B", integer), "long4": counted("<I", integer),
-    "unicodestring1": counted("<B", text_of), "unicodestring4": counted("<I", text_of),
-    "unicodestring8": counted("<Q", text_of), "bytearray8": counted("<Q", bytearray),
-    "bytes1": counted("<B"), "bytes4": counted("<I"), "bytes8": counted("<Q"),
-    "string1": counted("<B", text_or_bytes), "string4": counted("<I", text_or_bytes),
-}  # fmt: skip
-STOP = ord(".")
-MAKERS: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set,
-}  # fmt: skip
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-FILLS = {"APPEND": (list, 1), "APPENDS": (list, None), "SETITEM": (dict, 2),
-         "SETITEMS": (dict, None), "ADDITEMS": (set, None)}  # fmt: skip
-"""The container that each opcode fills, and with how many values; None: those since the mark."""
-
-
-def handler(name: str, has_argument: bool) -> Callable[..., None] | None:
-    """Return the function that carries out an opcode; by default it pushes the argument."""
-    if name in MAKERS:
-        make = MAKERS[name]
-        return lambda machine: machine.stack.append(make())
-    if name in TUPLES:
-        return lambda machine: machine.stack.append(tuple(machine.pop(TUPLES[name])))
-    if name in FILLS:
-        return lambda machine: machine.fill(*FILLS[name])
-    default = PickleMachine.push if has_argument else None
-    return getattr(PickleMachine, f"op_{name.lower()}", default)
-
-
-HANDLERS: dict[int, tuple[Reader | None, Callable[..., None]]] = {}
-"""For each opcode in honest checkpoints: how to read its argument, and what to do with it."""
-for opcode in pickletools.opcodes:
-    read = READERS.get(opcode.arg.name) if opcode.arg else None
-    do = handler(opcode.name, read is not None)
-    if do is not None and not opcode.name.startswith("EXT"):  # names in a registry of the process
-        HANDLERS[ord(opcode.code)] = read, do

@@ -222,7 +222,7 @@ refused(shown, {
 # Numbers in digits, of which readers make different things; and what runs, and is never looked at
 
 harmless(shown, [
-    b"I010\n", b"I0x10\n", b"I1_0\n", b"I-0\n", b"I+5\n", b"I 5\n",
+    b"I010\n", b"I0x10\n", b"I1_0\n", b"I+5\n", b"I 5\n",
     b"I01\n", b"I00\n", b"I001\n", b"I5\r\n",
 ], "digits_{}")  # fmt: skip
 harmless(shown, {"value_that_is_dropped": RUNS + POP + NONE})
