@@ -16,7 +16,7 @@ from npydata.reader.file import SMALL_BYTES, FormatError, naming
 from npydata.reader.formats import Contents
 from npydata.reader.load import Job, comparisons, load_into, load_new
 from npydata.reader.names import as_value, free_name, nest
-from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject
+from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject
 from npydata.reader.targets import MissingKeyError, check_targets, targets_of
 from npydata.reader.tensor import read_part, read_tensor, sliced
 from npydata.system.accelerator import why_unusable
@@ -399,7 +399,7 @@ def plain_value(path: Path | str, name: str, value: Any) -> Any:
             f"{path}: {name:.200} needs {harmless(value.qualname, 200)}, which the file names; it "
             "is not called here, but plain tensors in it can be read by their own names"
         )
-    if isinstance(value, TypedStorage | TensorSpec):
+    if isinstance(value, TensorSpec):
         raise CheckpointError(
             f"{path}: {name:.200} is a set that holds a tensor, which has no name"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from npydata.reader.file import FormatError
 from npydata.reader.pickle.budget import BUDGET, UNITS_PER_ENTRY
-from npydata.reader.pickle.objects import Global, TensorSpec, TypedStorage, UnresolvedObject, brief
+from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject, brief
 from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 from npydata.reader.pickle.torch import CALLS
 
@@ -20,7 +20,7 @@ NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 NOT_SAVED = "_non_persistent_buffers_set"
 CONTAINERS, SETS = (dict, list, tuple), (set, frozenset)
-COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TypedStorage, TensorSpec, NumpyArray, NumpyDtype)
+COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TensorSpec, NumpyArray, NumpyDtype)
 """Types that split a list into entries; a list of only plain values is one entry."""
 
 
@@ -75,11 +75,9 @@ def is_entry(value: Any, inner: list[Any]) -> bool:
 
 
 def as_value(value: Any) -> Any:
-    """Return a leaf as the caller sees it: numpy's arrays built, a bare storage as a tensor."""
+    """Return a leaf as the caller sees it: numpy's arrays built."""
     if isinstance(value, NumpyArray | NumpyDtype):
         return value.value()
-    if isinstance(value, TypedStorage):
-        return TensorSpec(value.storage, value.dtype, (value.numel,), (1,), value.start)
     return value
 
 

@@ -19,6 +19,9 @@ import torch
 from npydata.reader.file import Bytes, Extent
 from npydata.reader.pickle.objects import Storage, TensorSpec
 
+LOADED: WeakValueDictionary[Any, torch.UntypedStorage] = WeakValueDictionary()
+"""Storages in memory while a tensor uses them, by ``memory_key``, so that tied tensors share them.
+"""
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset."""
 
@@ -98,13 +101,11 @@ def read_tensor(spec: TensorSpec) -> torch.Tensor:
         if len(spec.chunks) == 1 and spec.chunks[0].shape == spec.shape:
             return read_tensor(spec.chunks[0].resolve()).contiguous()
         return read_part(spec)
-    storage, (_, component) = spec.storage, memory_key(spec)
-    if storage.loaded is None:
-        storage.loaded = WeakValueDictionary()
-    if (memory := storage.loaded.get(component)) is None:
-        made = torch.from_numpy(storage_memory(storage, component)).untyped_storage()
-        memory = storage.loaded.setdefault(component, made)  # another thread may have been faster
-    memory = storage.loaded[component] = aligned(memory, spec)
+    key = memory_key(spec)
+    if (memory := LOADED.get(key)) is None:
+        made = torch.from_numpy(storage_memory(*key)).untyped_storage()
+        memory = LOADED.setdefault(key, made)  # another thread may have been faster
+    memory = LOADED[key] = aligned(memory, spec)
     return tensor_in(memory, spec, spec.stride, spec.offset // spec.dtype.itemsize)
 
 

@@ -85,7 +85,7 @@ def read_storages(cursor: Cursor, objects: dict[str, Any]) -> None:
         (numel,) = cursor.numbers("<q")
         nbytes = count(numel, "elements of a storage") * dtype.itemsize
         storage = Storage(as_key(key), nbytes, cursor.skip(nbytes))
-        add(objects, key, TypedStorage(storage, dtype, numel))
+        add(objects, key, TypedStorage(storage, dtype, (numel,), (1,)))
     for key, root, start, numel in cursor.run_plain():
         add(objects, key, part_of(objects[as_key(root)], start, numel))
 
@@ -103,7 +103,7 @@ def read_tensors(cursor: Cursor, objects: dict[str, Any]) -> None:
         add(objects, key, tensor_over(typed, typed.dtype, offset, size, stride))
 
 
-def add(objects: dict[str, Any], key: Any, made: TypedStorage | TensorSpec) -> None:
+def add(objects: dict[str, Any], key: Any, made: TensorSpec) -> None:
     """Add a storage, view or tensor, whose number must be unique."""
     if as_key(key) in objects:
         raise FormatError(f"two storages or tensors are called {brief(key)}")

@@ -34,21 +34,6 @@ class Storage:
     """Where its bytes are; set when the file's storages have been located."""
     swapped: bool = False
     """Whether its byte order differs from this machine's."""
-    loaded: Any = None
-    """Its bytes in memory while a tensor uses them, so that tied tensors share them: a
-    ``WeakValueDictionary`` from the second part of ``tensor.memory_key`` to torch's storage."""
-
-
-@dataclass(slots=True, eq=False)
-class TypedStorage:
-    """Elements of a storage, as a pickle names them: all, or a view (in legacy and tar files)."""
-
-    storage: Storage
-    dtype: torch.dtype
-    """``uint8`` for an ``UntypedStorage``."""
-    numel: int
-    start: int = 0
-    """Bytes of the storage before its first element."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +55,20 @@ class TensorSpec:
     """``dense``, or the file's name for a dtype that torch lacks: the elements are raw bytes."""
     chunks: tuple[Any, ...] | None = None
     """The :class:`~npydata.reader.tensor.Chunk` objects of a tensor that is in several pieces."""
+
+
+class TypedStorage(TensorSpec):
+    """A storage that a pickle names: all of it, or a view (in legacy and tar files).
+
+    It is shown as a tensor of one dimension; that of an ``UntypedStorage`` is of ``uint8``.
+    """
+
+    __slots__ = ()
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return self.shape[0]
 
 
 @dataclass(slots=True, eq=False)

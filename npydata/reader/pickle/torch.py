@@ -113,9 +113,11 @@ class StorageTable:
         require_location(location)
         nbytes = count(numel, "elements of a storage") * dtype.itemsize
         self.require_same(key, nbytes)
-        made = TypedStorage(Storage(key, nbytes), dtype, numel)
+        made = TypedStorage(Storage(key, nbytes), dtype, (numel,), (1,))
         first = self.storages.setdefault(key, made).storage
-        typed = TypedStorage(first, dtype, numel)  # with this id's dtype, as torch does since 2.15
+        typed = TypedStorage(
+            first, dtype, (numel,), (1,)
+        )  # with this id's dtype, as torch does since 2.15
         if not view or view[0] is None:
             return typed
         key, start, numel = view[0]
@@ -137,7 +139,7 @@ def part_of(typed: TypedStorage, start: Any, numel: Any) -> TypedStorage:
         raise FormatError(
             f"a view of elements {start:,} to {start + numel:,} of a storage of {typed.numel:,}"
         )
-    return replace(typed, numel=numel, start=typed.start + start * typed.dtype.itemsize)
+    return replace(typed, shape=(numel,), offset=typed.offset + start * typed.dtype.itemsize)
 
 
 def require_location(location: Any) -> None:
@@ -185,9 +187,9 @@ def tensor_over(
     shape, strides = counts(size, "size"), counts(stride, "stride")
     if len(shape) != len(strides) or math.prod(one for one in shape if one) > MAX_COUNT:
         raise FormatError(f"sizes {list(shape)}, strides {list(strides)} of a tensor")
-    begin = typed.start + count(offset, "storage offset") * dtype.itemsize
+    begin = typed.offset + count(offset, "storage offset") * dtype.itemsize
     _, nbytes = byte_span((shape, strides, 0), dtype.itemsize)
-    stop = typed.start + typed.numel * typed.dtype.itemsize
+    stop = typed.offset + typed.numel * typed.dtype.itemsize
     if (nbytes and begin + nbytes > stop) or begin % dtype.itemsize:
         raise FormatError(
             f"a tensor of {dtype} has bytes {begin:,} to {begin + nbytes:,} of "
@@ -211,7 +213,7 @@ def parameter(
     machine: Any, data: Any, requires_grad: Any, hooks: Any, state: Any = None
 ) -> TensorSpec:
     """Read ``_rebuild_parameter`` and ``_rebuild_parameter_with_state``."""
-    if not isinstance(data, TensorSpec):
+    if type(data) is not TensorSpec:
         raise FormatError(f"a parameter made of {brief(data)}")
     require_hooks(hooks)
     require_attributes(machine, state)
