@@ -15,7 +15,7 @@ from npydata.reader.convert import Converted, convert
 from npydata.reader.file import SMALL_BYTES, FormatError, naming
 from npydata.reader.formats import Contents
 from npydata.reader.load import Job, comparisons, load_into, load_new
-from npydata.reader.names import as_value, free_name, nest
+from npydata.reader.names import free_name, nest
 from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject
 from npydata.reader.targets import MissingKeyError, check_targets, targets_of
 from npydata.reader.tensor import read_part, read_tensor, sliced
@@ -72,7 +72,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         for key, value in contents.values.items():
             named[free_name(key, named)] = value
         for name, value in named.items():
-            value = as_value(value)
             (self._tensors if isinstance(value, TensorSpec) else self._others)[name] = value
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -245,7 +244,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         with naming(self.path):
             return nest(
                 self._contents.root,
-                lambda leaf: self.info(names[id(leaf)]) if id(leaf) in names else as_value(leaf),
+                lambda leaf: self.info(names[id(leaf)]) if id(leaf) in names else leaf,
             )
 
     def ties(self) -> dict[str, str]:

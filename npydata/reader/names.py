@@ -12,7 +12,7 @@ from typing import Any
 from npydata.reader.file import FormatError
 from npydata.reader.pickle.budget import BUDGET, UNITS_PER_ENTRY
 from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject, brief
-from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
+from npydata.reader.pickle.plain import built
 from npydata.reader.pickle.torch import CALLS
 
 MAX_DEPTH = 200
@@ -20,7 +20,7 @@ NUMBERS = {int, float, bool, type(None)}
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 NOT_SAVED = "_non_persistent_buffers_set"
 CONTAINERS, SETS = (dict, list, tuple), (set, frozenset)
-COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TensorSpec, NumpyArray, NumpyDtype)
+COMPOUND = (*CONTAINERS, Global, UnresolvedObject, TensorSpec)
 """Types that split a list into entries; a list of only plain values is one entry."""
 
 
@@ -35,6 +35,7 @@ def flatten(root: Any) -> dict[str, Any]:
     waiting: list[tuple[str, tuple[int, ...], Any]] = [("", (), root)]
     while waiting:
         name, above, value = waiting.pop()
+        value = built(value)
         is_inside_itself = isinstance(value, UnresolvedObject) and id(value) in above
         inner = [] if is_inside_itself else list(parts(value))
         looked_through = [value] if isinstance(value, SETS) else containers(value)
@@ -72,13 +73,6 @@ def is_entry(value: Any, inner: list[Any]) -> bool:
     is a module, which is only a container of its parameters.
     """
     return not inner or (isinstance(value, UnresolvedObject) and not is_module(value))
-
-
-def as_value(value: Any) -> Any:
-    """Return a leaf as the caller sees it: numpy's arrays built."""
-    if isinstance(value, NumpyArray | NumpyDtype):
-        return value.value()
-    return value
 
 
 def parts(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -129,6 +123,7 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
 
 def nest(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Return containers as they are nested in the file, with ``leaf(value)`` for each entry."""
+    value = built(value)
     inner = list(parts(value))
     if is_entry(value, inner):
         return leaf(value)

@@ -19,7 +19,6 @@ from typing import Any
 from npydata.reader.file import MALFORMED, Extent, FormatError
 from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
-from npydata.reader.pickle.plain import NumpyArray, NumpyDtype
 from npydata.reader.pickle.torch import find_class, reduce
 
 OPCODES = (
@@ -193,14 +192,11 @@ class PickleMachine(pickle._Unpickler):
 
         Attributes that an ``OrderedDict`` has besides its items are ignored. torch before 0.4 set
         a parameter's ``requires_grad`` like this, in a triple whose other two values are dropped;
-        any other state would replace the tensor. numpy's objects get one state only, as they may
-        be in use after that.
+        any other state would replace the tensor.
         """
         state, target = self.stack.pop(), self.stack[-1]
         match target, state:
             case UnresolvedObject(), _:
-                target.state = state
-            case NumpyArray(state=None) | NumpyDtype(state=None), tuple():
                 target.state = state
             case TensorSpec(is_parameter=True), (bool() as requires_grad, _, dict() | None):
                 target.requires_grad = requires_grad

@@ -9,7 +9,6 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -85,40 +84,22 @@ def made_of(make: type, *kinds: Any) -> Callable[..., Any]:
     return read
 
 
-@dataclass(slots=True, eq=False)
-class NumpyDtype:
-    """A dtype of numpy: its arguments, and its state, which has the byte order."""
+def built(made: Any) -> Any:
+    """Return the dtype or the array of numpy that an object describes, else the object itself.
 
-    args: tuple[Any, ...]
-    state: Any = None
-    __hash__ = None  # type: ignore[assignment]  # so it can't be a key or in a set
-
-    def value(self) -> Any:
-        """The dtype if it is of numbers or bytes, as numpy writes it; else a description."""
-        code = self.args[0]
-        if isinstance(code, str) and PLAIN_DTYPE.fullmatch(code):
-            for made in (np.dtype(code), np.dtype(code).newbyteorder()):
-                reduced: Any = made.__reduce__()
-                if self.args == reduced[1] and self.state in (None, reduced[2]):
-                    return made
-        return UnresolvedObject(DTYPE, self.args, self.state)
-
-
-@dataclass(slots=True, eq=False)
-class NumpyArray:
-    """An array of numpy, built from its state on demand."""
-
-    state: Any = None
-    __hash__ = None  # type: ignore[assignment]
-
-    def value(self) -> Any:
-        """The array, read-only over the pickle's own bytes, or a description if it takes code."""
-        match self.state:
-            case 1, tuple() as shape, NumpyDtype() as dtype, bool() as fortran, content:
-                made = dtype.value()
-                if isinstance(made, np.dtype):
-                    return array(content, made, shape, "F" if fortran else "C")
-        return UnresolvedObject(ARRAY, (), self.state)
+    A dtype must be of numbers, bytes or text, as numpy writes it. An array is read-only, over the
+    pickle's own bytes.
+    """
+    match made:
+        case UnresolvedObject("numpy.dtype", (str(code), *_)) if PLAIN_DTYPE.fullmatch(code):
+            for one in (np.dtype(code), np.dtype(code).newbyteorder()):
+                reduced: Any = one.__reduce__()
+                if made.args == reduced[1] and made.state in (None, reduced[2]):
+                    return one
+        case UnresolvedObject("numpy.ndarray", _, (1, tuple(shape), dtype, bool(turned), content)):
+            if isinstance(kind := built(dtype), np.dtype):
+                return array(content, kind, shape, "F" if turned else "C")
+    return made
 
 
 def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Literal["C", "F"]) -> Any:
@@ -138,32 +119,31 @@ def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Literal["C", 
         raise FormatError(f"an array of numpy of {list(sizes[:8])}: {error}") from None
 
 
-def reconstructed(_: Any, kind: Any, shape: Any, code: Any) -> NumpyArray | UnresolvedObject:
+def empty_array(_: Any, kind: Any, shape: Any, code: Any) -> UnresolvedObject:
     """Read ``_reconstruct``, which makes an array or a subclass of it; its state follows."""
-    return NumpyArray() if kind == Global(ARRAY) else UnresolvedObject(brief(kind), (shape, code))
+    return UnresolvedObject(brief(kind))
 
 
-def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> NumpyArray:
+def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> UnresolvedObject:
     """Read ``_frombuffer``, which is how protocol 5 writes arrays."""
     content = bytes(content) if isinstance(content, bytearray) else content
     # ``str.__str__`` takes text only: hashing a nested tuple could take forever.
-    return NumpyArray((1, shape, dtype, {"C": False, "F": True}[str.__str__(order)], content))
+    fortran = {"C": False, "F": True}[str.__str__(order)]
+    return UnresolvedObject("numpy.ndarray", (), (1, shape, dtype, fortran, content))
 
 
 def scalar(_: Any, dtype: Any, content: Any) -> Any:
     """Read ``scalar``, which makes one of numpy's scalars."""
-    made = dtype.value()
-    if isinstance(made, UnresolvedObject):
-        return UnresolvedObject("numpy._core.multiarray.scalar", (dtype, content))
-    return array(content, made, (1,), "C")[0]
+    if isinstance(made := built(dtype), np.dtype):
+        return array(content, made, (1,), "C")[0]
+    return UnresolvedObject("numpy._core.multiarray.scalar", (dtype, content))
 
 
 def called_array(_: Any, *args: Any) -> Any:
     """Refuse a call of the class itself: a state set on it would describe another array."""
-    raise FormatError(f"calls {ARRAY}, which pickles only name")
+    raise FormatError("calls numpy.ndarray, which pickles only name")
 
 
-DTYPE, ARRAY = "numpy.dtype", "numpy.ndarray"
 PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "torch.serialization._get_layout": lambda _, name: LAYOUTS[str.__str__(name)],
     "torch.Size": lambda _, sizes=(): torch.Size(counts(sizes, "torch.Size")),
@@ -177,9 +157,8 @@ PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "builtins.set": plain_set,
     "builtins.frozenset": lambda machine, items=(): frozenset(plain_set(machine, items)),
     "builtins.complex": made_of(complex, int | float, int | float),
-    DTYPE: lambda _, code, align, copy: NumpyDtype((code, align, copy)),
-    ARRAY: called_array,
-    **{f"numpy.{core}.multiarray._reconstruct": reconstructed for core in ("core", "_core")},
+    "numpy.ndarray": called_array,
+    **{f"numpy.{core}.multiarray._reconstruct": empty_array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": scalar for core in ("core", "_core")},
     **{f"numpy.{core}.numeric._frombuffer": from_buffer for core in ("core", "_core")},
 }

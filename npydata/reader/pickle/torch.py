@@ -52,6 +52,8 @@ STORAGES = {
     for module in ("torch", "torch.cuda", "torch.storage")
 }
 PARAMETER = "torch.nn.parameter.Parameter"
+NUMPY = {"numpy.dtype", "numpy.ndarray"}
+"""Objects that ``plain.built`` makes of their description, when their state is complete."""
 TENSOR_CLASSES = {PARAMETER, "torch.Tensor", "torch._tensor.Tensor"}
 
 
@@ -78,7 +80,7 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
         if hasattr(arg, "__len__"):
             BUDGET.spend(len(arg))
         for part in arg if isinstance(arg, tuple) else (arg,):
-            if isinstance(part, UnresolvedObject):
+            if isinstance(part, UnresolvedObject) and part.qualname not in NUMPY:
                 return UnresolvedObject(part.qualname, args)
     return rebuild(machine, *args)
 
@@ -266,7 +268,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch._tensor._rebuild_from_type_v2": from_type,
     **PLAIN_CALLS,
 }
-KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES,
+KNOWN = {*CALLS, *STORAGES, *TENSOR_CLASSES, *NUMPY,
          "builtins.object", "builtins.dict", "builtins.list", "builtins.int", "builtins.long",
          }  # fmt: skip
 """Names that only describe data; any other name in a file is listed as unknown."""

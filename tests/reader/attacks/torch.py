@@ -143,11 +143,14 @@ for title, made in {
         f"{title}_with_the_state_of_a_module": build(made, module),
     })  # fmt: skip
 MUTABLE = bytearray8(payload(8))
+harmless(shown, {
+    "dtype_with_the_state_none": numpy_dtype(state=None),
+    "array_a_key": value({EMPTY_ARRAY: 1}),
+})  # fmt: skip
 refused(shown, {
     "pairs_stored_in_a_list": call("builtins.list") + value("a") + value(1) + SETITEM,
     # memory that nobody wrote, for the flags of a tensor
     "a_state_set_on_a_called_tensor": build(call(TENSOR, 2, True), (True, False, None)),
-    "dtype_with_the_state_none": numpy_dtype(state=None),
     "dtype_of_a_version_that_never_was": numpy_dtype(
         state=(-1, "<", NONE, NONE, NONE, -1, -1, 0)),
     "dtype_with_a_short_state": numpy_dtype(state=(1, 2)),
@@ -157,7 +160,6 @@ refused(shown, {
     "array_of_bytes_that_change": build(EMPTY_ARRAY, (1, (2,), numpy_dtype(), False, MUTABLE)),
     "number_of_bytes_that_change": call(
         "numpy._core.multiarray.scalar", numpy_dtype("f8"), MUTABLE),
-    "array_a_key": value({EMPTY_ARRAY: 1}),
     "array_in_a_set": call("builtins.set", [EMPTY_ARRAY]),
 })  # fmt: skip
 
