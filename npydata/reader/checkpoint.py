@@ -307,7 +307,7 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
         if name in self._others:
             plain_value(self.path, name, self._others[name])
             raise KeyError(f"{name!r} in {self.path} is not a tensor: see metadata")
-        raise MissingKeyError(f"no tensor {name!r} in {self.path}", name, self)
+        raise MissingKeyError(f"no tensor {name!r} in {self.path}", name, [*self])
 
     def _part(self, name: str, index: Any) -> TensorSpec:
         """Return the TensorSpec of a part of a tensor."""
@@ -372,7 +372,7 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Return a plain value; one that takes code to build raises UnsafeCheckpointError."""
         if name not in self._values:
-            raise MissingKeyError(f"no value {name!r} in {self._path}", name, self)
+            raise MissingKeyError(f"no value {name!r} in {self._path}", name, [*self])
         return plain_value(self._path, name, self._values[name])
 
     def __contains__(self, name: object) -> bool:

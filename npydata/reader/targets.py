@@ -98,15 +98,15 @@ def byte_range(target: torch.Tensor) -> tuple[int, int] | None:
 
 
 class MissingKeyError(KeyError):
-    """A name that isn't there; one like it is only looked for when this is shown."""
+    """What is missing, its name, and the names that are there.
 
-    def __init__(self, said: str, name: str = "", others: Iterable[str] = ()) -> None:
-        super().__init__(said)
-        self.name, self.others = name, [*others]
+    One like it is only looked for when this is shown.
+    """
 
     def __str__(self) -> str:
         """Return the message with a hint."""
-        return repr(self.args[0] + did_you_mean(self.name, self.others))
+        said, name, others = self.args
+        return repr(said + did_you_mean(name, others))
 
 
 def did_you_mean(name: str, others: Iterable[str]) -> str:
