@@ -1,14 +1,10 @@
 """The level below tensors: a checkpoint file as storages, read whole or by byte range."""
 
 import os
-from collections.abc import Callable
 
-from npydata.reader.checkpoint import LazyCheckpoint
-from npydata.reader.file import Extent, LocalFile, naming
-from npydata.reader.formats import Contents
-from npydata.reader.formats.legacy import read_legacy
-from npydata.reader.formats.zip import read_zip
-from npydata.reader.pickle.budget import BUDGET
+from npydata.errors import CheckpointError
+from npydata.reader.file import Extent, naming
+from npydata.reader.open import open_checkpoint
 from npydata.reader.tensor import whole_extent
 
 
@@ -19,11 +15,12 @@ class LazyDataSource:
     once. It is a context manager that closes the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], read: Callable[[Extent], Contents]) -> None:
+    def __init__(self, path: str | os.PathLike[str], format: str) -> None:
         self._path = os.fspath(path)
-        BUDGET.begin()
+        self._checkpoint = open_checkpoint(path)
+        if self._checkpoint.format != format:
+            raise CheckpointError(f"{path}: is {self._checkpoint.format}, expected {format}")
         with naming(self._path):
-            self._checkpoint = LazyCheckpoint(self._path, read(LocalFile(path).whole))
             found = {
                 spec.storage.key: whole_extent(spec.storage)
                 for spec in self._checkpoint._tensors.values()
@@ -33,12 +30,12 @@ class LazyDataSource:
     @classmethod
     def from_zip(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
         """Open a zip file that ``torch.save`` wrote."""
-        return cls(path, read_zip)
+        return cls(path, "zip")
 
     @classmethod
     def from_legacy_multi_storage(cls, path: str | os.PathLike[str]) -> "LazyDataSource":
         """Open a file that ``torch.save`` wrote before 1.6; its pickle locates the storages."""
-        return cls(path, read_legacy)
+        return cls(path, "legacy")
 
     def keys(self) -> list[str]:
         """Return the keys of the storages, in the order of the file."""
