@@ -5,7 +5,6 @@ ones go straight to their destination.
 """
 
 import re
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import lru_cache
@@ -110,10 +109,8 @@ def fetch_by_http(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
                 raise FormatError(f"the server answers with the range {said!r:.80}")
             version = int(place[2]), tag or answer.headers.get("Last-Modified")
             return answer.read(nbytes + 1)[:nbytes], version
-    except urllib.error.HTTPError as error:
-        raise FormatError(f"the server answers {error.code} {error.reason!s:.80}") from None
-    except (OSError, ValueError, HTTPException) as error:  # no such host, a timeout, an invalid URL
-        raise FormatError(f"can't be fetched: {error!s:.200}") from None
+    except (OSError, ValueError, HTTPException) as error:  # no such file or host, a timeout
+        raise FormatError(f"can't be fetched: {error!r:.200}") from None
 
 
 def fetch_by_driver(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
