@@ -31,6 +31,8 @@ class Budget(threading.local):
     def begin(self) -> None:
         """Begin with another checkpoint."""
         self.units, self.seconds = FREE_UNITS, FREE_SECONDS
+        self.deadline = 0.0
+        """When this thread's CPU time ends, while a pickle runs."""
 
     def allow(self, nbytes: int) -> None:
         """Add what these bytes allow."""

@@ -11,15 +11,16 @@ import re
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 from npydata.reader.file import MALFORMED, Extent, FormatError
 from npydata.reader.pickle.budget import BUDGET
-from npydata.reader.pickle.objects import TensorSpec, UnresolvedObject, brief
-from npydata.reader.pickle.torch import find_class, reduce
+from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject, brief
+from npydata.reader.pickle.plain import add, update
+from npydata.reader.pickle.torch import DTYPES, KNOWN, reduce
 
 OPCODES = (
     "PROTO FRAME STOP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG1 BINFLOAT "
@@ -31,8 +32,6 @@ OPCODES = (
 """The opcodes in honest checkpoints; any other is refused."""
 FIRST_BYTES = 1 << 12
 """How much is read of a pickle of unknown length; eight times as much if it goes on."""
-RANDOM_HASHES = {str, bytes, UnresolvedObject}
-"""Types whose hashes differ in each process."""
 TENSOR_TYPE = re.compile(r"torch\.(cuda\.)?[A-Za-z]+(Tensor|Storage)")
 
 
@@ -56,7 +55,6 @@ class PickleMachine(pickle._Unpickler):
         self.unknown: set[str] = set()
         """Names of classes and functions that are not in ``KNOWN`` of torch.py."""
         BUDGET.allow(len(content))
-        self._deadline = time.thread_time() + BUDGET.seconds
 
     def run(self) -> Any:
         """Return what the pickle builds; ``file`` is then at the byte after it.
@@ -64,6 +62,7 @@ class PickleMachine(pickle._Unpickler):
         Raises:
             FormatError: The pickle is malformed, or exceeds a limit.
         """
+        BUDGET.deadline = time.thread_time() + BUDGET.seconds
         try:
             value = self.load()
             if self.stack or self.metastack:
@@ -73,7 +72,7 @@ class PickleMachine(pickle._Unpickler):
             raise FormatError(
                 f"its pickle is malformed before byte {at:,}: {error!r:.300}"
             ) from None
-        BUDGET.seconds = self._deadline - time.thread_time()
+        BUDGET.seconds = BUDGET.deadline - time.thread_time()
         return value
 
     def _decode_string(self, raw: bytes) -> str | bytes:
@@ -93,7 +92,7 @@ class PickleMachine(pickle._Unpickler):
     def load_frozenset(self) -> None:
         """Make a frozenset of the values since the mark."""
         items = self.pop_mark()
-        self.stack.append(frozenset(self.add(set(), items)))
+        self.stack.append(frozenset(add(set(), items)))
 
     def load_append(self) -> None:
         """Append the newest value to a list."""
@@ -131,42 +130,23 @@ class PickleMachine(pickle._Unpickler):
         elif not isinstance(target, kind):
             raise ValueError(f"adds items to {brief(target)}, expected a {kind.__name__}")
         if isinstance(target, dict):
-            self.update(target, zip(items[::2], items[1::2], strict=True))
+            update(target, zip(items[::2], items[1::2], strict=True))
         elif isinstance(target, list):
             target.extend(items)
         else:
-            self.add(target, items)
-
-    def add(self, target: set[Any], items: Iterable[Any]) -> set[Any]:
-        """Add members to a set, and return it."""
-        for item in items:
-            target.add(self.key(item))
-        return target
-
-    def update(self, target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-        """Store pairs in a dictionary, and return it."""
-        for key, value in pairs:
-            target[key if type(key) is str else self.key(key)] = value
-        return target
-
-    def key(self, key: Any) -> Any:
-        """Return a key, unless keys have taken too long by now.
-
-        Raises:
-            ValueError: They have.
-        """
-        if type(key) not in RANDOM_HASHES and time.thread_time() > self._deadline:
-            raise ValueError("takes far longer than the pickle's size allows")
-        for part in key if isinstance(key, tuple | frozenset) else ():
-            self.key(part)  # hashing a tuple of tuples that are one and the same takes very long
-        return key
+            add(target, items)
 
     # Names and calls: nothing is imported or called
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for."""
+        """Return what a name stands for: a dtype, or the name itself."""
         BUDGET.spend(len(module) + len(name))
-        return find_class(self, module, name)
+        known = f"{'builtins' if module == '__builtin__' else module}.{name}"  # Python 2's name
+        if known in DTYPES:
+            return DTYPES[known]
+        if known not in KNOWN:
+            self.unknown.add(known)
+        return Global(known)
 
     def persistent_load(self, pid: Any) -> Any:
         """Return what a persistent id stands for."""
@@ -175,7 +155,7 @@ class PickleMachine(pickle._Unpickler):
     def load_reduce(self) -> None:
         """Push what stands in for the result of a call."""
         args, function = self.stack.pop(), self.stack.pop()
-        self.stack.append(reduce(self, function, args))
+        self.stack.append(reduce(function, args))
 
     def load_newobj(self) -> None:
         """Describe an object that pickle would make without calling its ``__init__``."""

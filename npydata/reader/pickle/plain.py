@@ -7,63 +7,65 @@ array as an empty one and then sets shape, dtype and bytes (``numpy/_core/src/mu
 
 import math
 import re
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from npydata.reader.file import FormatError
+from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.pickle.objects import Global, UnresolvedObject, brief, counts
 
 ENCODINGS = ("latin1", "latin-1", "utf-8", "ascii")
 PLAIN_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[SU][1-9]\d{0,3}")
 """numpy's dtypes whose elements are numbers, bytes or text."""
+RANDOM_HASHES = {str, bytes, UnresolvedObject}
+"""Types whose hashes differ in each process."""
 LAYOUTS = {str(one): str(one) for one in vars(torch).values() if isinstance(one, torch.layout)}
 
 
-def ordered_dict(machine: Any, pairs: Any = ()) -> dict[Any, Any]:
+def ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
     """Read ``OrderedDict()``; Python 2 passed the pairs to the call."""
     if not all(isinstance(pair, list | tuple) for pair in members(pairs)):
         raise FormatError(f"an OrderedDict of {brief(pairs)}, expected pairs")
-    return machine.update(OrderedDict(), pairs)  # type: ignore[no-any-return]
+    return update(OrderedDict(), pairs)
 
 
-def default_dict(machine: Any, factory: Any = None) -> dict[Any, Any]:
+def default_dict(factory: Any = None) -> dict[Any, Any]:
     """Read ``defaultdict(factory)``, whose items follow; the factory is not kept."""
-    if not isinstance(factory, Global | None) or (
-        str(factory).startswith("torch.") and str(factory) not in machine.unknown
-    ):
+    if not isinstance(factory, Global | None):
         raise FormatError(f"a defaultdict that calls {brief(factory)}, expected a name")
     return {}
 
 
-def counter(machine: Any, counts: Any = None) -> dict[Any, Any]:
+def counter(counts: Any = None) -> dict[Any, Any]:
     """Read ``Counter({...})``; given anything but a dictionary, it would count the members."""
     if not isinstance(counts, dict | None):
         raise FormatError(f"a Counter of {brief(counts)}, expected a dictionary")
-    return machine.update({}, (counts or {}).items())  # type: ignore[no-any-return]
+    return update({}, (counts or {}).items())
 
 
-def encoded(_: Any, text: Any, encoding: Any = "utf-8") -> bytes:
+def encoded(text: Any, encoding: Any = "utf-8") -> bytes:
     """Read ``_codecs.encode``, which is how Python 2 and protocol 2 write bytes."""
     if not isinstance(text, str) or encoding not in ENCODINGS:
         raise FormatError(f"bytes written as {brief((text, encoding))}")
     return text.encode(encoding)
 
 
-def byte_array(_: Any, content: Any = b"", *encoding: Any) -> bytearray:
+def byte_array(content: Any = b"", *encoding: Any) -> bytearray:
     """Read ``bytearray``, made from text with its encoding or from bytes."""
-    content = encoded(_, content, *encoding) if encoding else content
+    content = encoded(content, *encoding) if encoding else content
     if not isinstance(content, bytes):
         raise FormatError(f"a bytearray of {brief(content)}, expected bytes")
     return bytearray(content)
 
 
-def plain_set(machine: Any, items: Any = ()) -> set[Any]:
+def plain_set(items: Any = ()) -> set[Any]:
     """Read ``set``."""
-    return machine.add(set(), members(items))  # type: ignore[no-any-return]
+    return add(set(), members(items))
 
 
 def members(items: Any) -> Any:
@@ -73,10 +75,37 @@ def members(items: Any) -> Any:
     return items
 
 
+def key(value: Any) -> Any:
+    """Return a key or a member, unless they have taken too long by now.
+
+    Raises:
+        ValueError: They have.
+    """
+    if type(value) not in RANDOM_HASHES and time.thread_time() > BUDGET.deadline:
+        raise ValueError("takes far longer than the pickle's size allows")
+    for part in value if isinstance(value, tuple | frozenset) else ():
+        key(part)  # hashing a tuple of tuples that are one and the same takes very long
+    return value
+
+
+def add(target: set[Any], items: Iterable[Any]) -> set[Any]:
+    """Add members to a set, and return it."""
+    for item in items:
+        target.add(key(item))
+    return target
+
+
+def update(target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Store pairs in a dictionary, and return it."""
+    for one, value in pairs:
+        target[one if type(one) is str else key(one)] = value
+    return target
+
+
 def made_of(make: type, *kinds: Any) -> Callable[..., Any]:
     """Return a reader of calls of ``make`` with arguments of these types, or fewer."""
 
-    def read(_: Any, *args: Any) -> Any:
+    def read(*args: Any) -> Any:
         if not all(map(isinstance, args, kinds)):
             raise FormatError(f"calls {make.__name__} with {brief(args)}")
         return make(*args)
@@ -119,12 +148,12 @@ def array(content: Any, dtype: "np.dtype[Any]", shape: Any, order: Literal["C", 
         raise FormatError(f"an array of numpy of {list(sizes[:8])}: {error}") from None
 
 
-def empty_array(_: Any, kind: Any, shape: Any, code: Any) -> UnresolvedObject:
+def empty_array(kind: Any, shape: Any, code: Any) -> UnresolvedObject:
     """Read ``_reconstruct``, which makes an array or a subclass of it; its state follows."""
     return UnresolvedObject(brief(kind))
 
 
-def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> UnresolvedObject:
+def from_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> UnresolvedObject:
     """Read ``_frombuffer``, which is how protocol 5 writes arrays."""
     content = bytes(content) if isinstance(content, bytearray) else content
     # ``str.__str__`` takes text only: hashing a nested tuple could take forever.
@@ -132,21 +161,21 @@ def from_buffer(_: Any, content: Any, dtype: Any, shape: Any, order: Any) -> Unr
     return UnresolvedObject("numpy.ndarray", (), (1, shape, dtype, fortran, content))
 
 
-def scalar(_: Any, dtype: Any, content: Any) -> Any:
+def scalar(dtype: Any, content: Any) -> Any:
     """Read ``scalar``, which makes one of numpy's scalars."""
     if isinstance(made := built(dtype), np.dtype):
         return array(content, made, (1,), "C")[0]
     return UnresolvedObject("numpy._core.multiarray.scalar", (dtype, content))
 
 
-def called_array(_: Any, *args: Any) -> Any:
+def called_array(*args: Any) -> Any:
     """Refuse a call of the class itself: a state set on it would describe another array."""
     raise FormatError("calls numpy.ndarray, which pickles only name")
 
 
 PLAIN_CALLS: dict[str, Callable[..., Any]] = {
-    "torch.serialization._get_layout": lambda _, name: LAYOUTS[str.__str__(name)],
-    "torch.Size": lambda _, sizes=(): torch.Size(counts(sizes, "torch.Size")),
+    "torch.serialization._get_layout": lambda name: LAYOUTS[str.__str__(name)],
+    "torch.Size": lambda sizes=(): torch.Size(counts(sizes, "torch.Size")),
     "torch.device": made_of(torch.device, str, int),
     "collections.OrderedDict": ordered_dict,
     "collections.defaultdict": default_dict,
@@ -155,7 +184,7 @@ PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "builtins.bytearray": byte_array,
     "builtins.bytes": lambda *args: bytes(byte_array(*args)),  # as Python 2 writes empty ones
     "builtins.set": plain_set,
-    "builtins.frozenset": lambda machine, items=(): frozenset(plain_set(machine, items)),
+    "builtins.frozenset": lambda items=(): frozenset(plain_set(items)),
     "builtins.complex": made_of(complex, int | float, int | float),
     "numpy.ndarray": called_array,
     **{f"numpy.{core}.multiarray._reconstruct": empty_array for core in ("core", "_core")},

@@ -5,8 +5,7 @@ call that it writes for plain data has a function here, which checks the argumen
 result. Every other call becomes an :class:`~npydata.reader.pickle.objects.UnresolvedObject`. The
 calls are those of ``torch/_utils.py`` and ``torch/_tensor.py``.
 
-A function in ``CALLS`` takes the machine, for its limits, and then the arguments in the file; its
-signature checks their number. ``machine`` is a ``PickleMachine``, whose module imports this one.
+A function in ``CALLS`` takes the arguments in the file; its signature checks their number.
 """
 
 import math
@@ -57,17 +56,7 @@ NUMPY = {"numpy.dtype", "numpy.ndarray"}
 TENSOR_CLASSES = {PARAMETER, "torch.Tensor", "torch._tensor.Tensor"}
 
 
-def find_class(machine: Any, module: str, name: str) -> Any:
-    """Return what a name stands for: a dtype, or the name itself."""
-    known = f"{'builtins' if module == '__builtin__' else module}.{name}"  # Python 2's name
-    if known in DTYPES:
-        return DTYPES[known]
-    if known not in KNOWN:
-        machine.unknown.add(known)
-    return Global(known)
-
-
-def reduce(machine: Any, function: Any, args: Any) -> Any:
+def reduce(function: Any, args: Any) -> Any:
     """Return what a call for plain data would return; for any other call, a description."""
     if not isinstance(function, Global | UnresolvedObject) or not isinstance(args, tuple):
         raise ValueError(f"calls {brief(function)} with {brief(args)}, expected a name and a tuple")
@@ -82,7 +71,7 @@ def reduce(machine: Any, function: Any, args: Any) -> Any:
         for part in arg if isinstance(arg, tuple) else (arg,):
             if isinstance(part, UnresolvedObject) and part.qualname not in NUMPY:
                 return UnresolvedObject(part.qualname, args)
-    return rebuild(machine, *args)
+    return rebuild(*args)
 
 
 class StorageTable:
@@ -151,7 +140,6 @@ def require_location(location: Any) -> None:
 
 
 def tensor(
-    _: Any,
     storage: Any,
     offset: Any,
     size: Any,
@@ -200,7 +188,7 @@ def tensor_over(
     return TensorSpec(typed.storage, dtype, shape, strides, begin)
 
 
-def tensor_with_dtype(machine: Any, *args: Any) -> TensorSpec:
+def tensor_with_dtype(*args: Any) -> TensorSpec:
     """Read ``_rebuild_tensor_v3``, for dtypes that have no storage class of their own.
 
     Its arguments are those of ``_rebuild_tensor_v2``, with the dtype before the metadata.
@@ -208,28 +196,26 @@ def tensor_with_dtype(machine: Any, *args: Any) -> TensorSpec:
     *before, dtype = args[:7]
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"dtype {brief(dtype)} of a tensor")
-    return tensor(machine, *before, *args[7:], dtype=dtype)
+    return tensor(*before, *args[7:], dtype=dtype)
 
 
-def parameter(
-    machine: Any, data: Any, requires_grad: Any, hooks: Any, state: Any = None
-) -> TensorSpec:
+def parameter(data: Any, requires_grad: Any, hooks: Any, state: Any = None) -> TensorSpec:
     """Read ``_rebuild_parameter`` and ``_rebuild_parameter_with_state``."""
     if type(data) is not TensorSpec:
         raise FormatError(f"a parameter made of {brief(data)}")
     require_hooks(hooks)
-    require_attributes(machine, state)
+    require_attributes(state)
     return replace(data, requires_grad=flag(requires_grad, "requires_grad"), is_parameter=True)
 
 
-def from_type(machine: Any, function: Any, kind: Any, args: Any, state: Any) -> Any:
+def from_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
     """Read ``_rebuild_from_type_v2``: a tensor with attributes, or of a subclass."""
     if not isinstance(function, Global) or not isinstance(kind, Global):
         raise FormatError(f"a tensor of type {brief(kind)}, expected a name")
     if function.qualname in TENSOR_CALLS:  # no others: calls of calls could take forever
-        made = reduce(machine, function, args)
+        made = reduce(function, args)
         if isinstance(made, TensorSpec) and kind.qualname in TENSOR_CLASSES:
-            require_attributes(machine, state)
+            require_attributes(state)
             return replace(made, is_parameter=kind.qualname == PARAMETER)
         args = (made,)
     return UnresolvedObject(kind.qualname, args, state)
@@ -241,7 +227,7 @@ def require_hooks(hooks: Any) -> None:
         raise FormatError(f"hooks {brief(hooks)} of a tensor, expected a dictionary")
 
 
-def require_attributes(machine: Any, state: Any) -> None:
+def require_attributes(state: Any) -> None:
     """Refuse to set what a tensor is made of, such as ``data``; other attributes are ignored."""
     for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if not isinstance(one, dict | None):
@@ -254,8 +240,8 @@ def require_attributes(machine: Any, state: Any) -> None:
 
 
 TENSOR_CALLS: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": lambda machine, storage, offset, size, stride: tensor(
-        machine, storage, offset, size, stride, False, None
+    "torch._utils._rebuild_tensor": lambda storage, offset, size, stride: tensor(
+        storage, offset, size, stride, False, None
     ),
     "torch._utils._rebuild_tensor_v2": tensor,
     "torch._utils._rebuild_tensor_v3": tensor_with_dtype,
@@ -264,7 +250,7 @@ TENSOR_CALLS: dict[str, Callable[..., Any]] = {
 }
 CALLS: dict[str, Callable[..., Any]] = {
     **TENSOR_CALLS,
-    PARAMETER: lambda machine, data, grad=True: parameter(machine, data, grad, None),
+    PARAMETER: lambda data, grad=True: parameter(data, grad, None),
     "torch._tensor._rebuild_from_type_v2": from_type,
     **PLAIN_CALLS,
 }

@@ -144,6 +144,7 @@ for title, made in {
     })  # fmt: skip
 MUTABLE = bytearray8(payload(8))
 harmless(shown, {
+    "defaultdict_that_makes_storages": call("collections.defaultdict", name("torch.FloatStorage")),
     "dtype_with_the_state_none": numpy_dtype(state=None),
     "array_a_key": value({EMPTY_ARRAY: 1}),
 })  # fmt: skip
@@ -215,7 +216,6 @@ refused(shown, {
     "layout_that_is_none": call("torch.serialization._get_layout", "torch.evil"),
     "device_of_a_huge_index": call("torch.device", "cuda", 2**70),
     "complex_of_a_huge_integer": call("builtins.complex", 2**2000),
-    "defaultdict_that_makes_storages": call("collections.defaultdict", name("torch.FloatStorage")),
     "quantized_of_floats": call(
         "torch._utils._rebuild_qtensor", *ARGUMENTS[:4],
         (name("torch.per_tensor_affine"), 1.0, 0), *ARGUMENTS[4:]),
