@@ -82,6 +82,13 @@ def malformed_means(what: str) -> Iterator[None]:
         raise FormatError(f"{what}: {error!s:.300}") from None
 
 
+def require_inside(offset: int, nbytes: int, size: int) -> None:
+    """Refuse a range that is not inside so many bytes."""
+    if offset < 0 or nbytes < 0 or offset + nbytes > size:
+        what = f"bytes {offset:,} to {offset + nbytes:,} are not in the file"
+        raise FormatError(f"{what} or item, which has {size:,}")
+
+
 class File:
     """A local file or a URL, read by byte range."""
 
@@ -99,7 +106,7 @@ class File:
     def pread_into(self, target: Any, offset: int) -> None:
         """Fill ``target`` with the bytes from ``offset`` on."""
         view = memoryview(target).cast("B") if len(target) else memoryview(b"")
-        self.require_inside(offset, view.nbytes)
+        require_inside(offset, view.nbytes, self.size)
         self._fill(view, offset)
 
     def _fill(self, view: memoryview, offset: int) -> None:
@@ -118,7 +125,7 @@ class File:
 
     def copy(self, offset: int, nbytes: int) -> Bytes:
         """Return these bytes in a new array."""
-        self.require_inside(offset, nbytes)
+        require_inside(offset, nbytes, self.size)
         memory = np.empty(nbytes, np.uint8)
         self.pread_into(memory, offset)
         return memory
@@ -137,14 +144,6 @@ class File:
 
     def require_unchanged(self) -> None:
         """Refuse a file that was written to since it was opened: reads may mix both versions."""
-
-    def require_inside(self, offset: int, nbytes: int) -> None:
-        """Refuse a range that is not in the file."""
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
-            raise FormatError(
-                f"bytes {offset:,} to {offset + nbytes:,} are not in the file, "
-                f"which has {self.size:,}"
-            )
 
 
 @dataclass(slots=True)
@@ -166,8 +165,7 @@ class Extent:
     def part(self, offset: int, nbytes: int) -> "Extent":
         """Return a range of these bytes, checked."""
         self.check()
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise FormatError(f"bytes {offset:,} to {offset + nbytes:,} of {self.nbytes:,}")
+        require_inside(offset, nbytes, self.nbytes)
         return Extent(self.file, self.offset + offset, nbytes)
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -256,7 +254,7 @@ class LocalFile(File):
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return exactly these bytes."""
-        self.require_inside(offset, nbytes)
+        require_inside(offset, nbytes, self.size)
         descriptor = self.descriptor()
         found = os.pread(descriptor.number, nbytes, offset)
         return found if len(found) == nbytes else self.copy(offset, nbytes).tobytes()
@@ -267,7 +265,7 @@ class LocalFile(File):
         A map outlives :meth:`close`. A short range is read instead, and so is any range if files
         aren't mapped or the system allows no more maps.
         """
-        self.require_inside(offset, nbytes)
+        require_inside(offset, nbytes, self.size)
         if nbytes < SMALL_BYTES or not self.mmap:
             return self.copy(offset, nbytes)
         descriptor, before = self.descriptor(), offset % PAGESIZE
