@@ -84,11 +84,7 @@ def read_header(whole: Extent) -> tuple[dict[str, Any], int]:
         raise FormatError(f"a header of {length:,} bytes, the file has {whole.nbytes:,}")
     text = whole.read(LENGTH_BYTES, length)
     with malformed_means("its header is not JSON"):
-        header = json.loads(
-            text.decode(),
-            object_pairs_hook=without_duplicates,
-            parse_int=whole_number if b"-0" in text else int,
-        )
+        header = json.loads(text.decode(), object_pairs_hook=without_duplicates)
         if b"\\u" in text:  # a lone surrogate, which other readers refuse
             json.dumps(header, ensure_ascii=False).encode()
     return header, LENGTH_BYTES + length
@@ -100,13 +96,6 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         raise ValueError("a name stands in it twice")
     return made
-
-
-def whole_number(text: str) -> int:
-    """Return an integer; refuse ``-0``, which isn't one for other readers of JSON."""
-    if text == "-0":
-        raise ValueError("-0 is not a whole number")
-    return int(text)
 
 
 def read_entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
