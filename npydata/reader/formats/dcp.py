@@ -16,7 +16,7 @@ from npydata.reader.file import Extent, File, Folder, FormatError, malformed_mea
 from npydata.reader.formats import Contents
 from npydata.reader.formats.sharded import chunked
 from npydata.reader.formats.zip import read_zip
-from npydata.reader.names import free_name
+from npydata.reader.names import flatten
 from npydata.reader.pickle.budget import BUDGET, UNITS_PER_ENTRY
 from npydata.reader.pickle.machine import PickleMachine, no_storage
 from npydata.reader.pickle.objects import TensorSpec, brief, count, counts
@@ -54,12 +54,9 @@ def read_dcp(folder: Folder) -> Contents:
     unknown = {name for name in machine.unknown if not name.startswith(EXPECTED_PREFIXES)}
     for name, item in others.items():
         unknown |= item.contents.unknown
-        BUDGET.spend(len(item.contents.leaves) * len(name))
-        for key, value in item.contents.leaves.items():
-            nested = name if item.contents.root is value else f"{name}.{key}"
-            root[free_name(nested, root)] = value
+        root[name] = item.contents.root
     files = dict.fromkeys(item.part.file for item in items.values())
-    return Contents("dcp", [*files], root, root, unknown=unknown)
+    return Contents("dcp", [*files], root, flatten(root), unknown=unknown)
 
 
 class Item:
