@@ -102,17 +102,6 @@ def update(target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any
     return target
 
 
-def made_of(make: type, *kinds: Any) -> Callable[..., Any]:
-    """Return a reader of calls of ``make`` with arguments of these types, or fewer."""
-
-    def read(*args: Any) -> Any:
-        if not all(map(isinstance, args, kinds)):
-            raise FormatError(f"calls {make.__name__} with {brief(args)}")
-        return make(*args)
-
-    return read
-
-
 def built(made: Any) -> Any:
     """Return the dtype or the array of numpy that an object describes, else the object itself.
 
@@ -176,7 +165,7 @@ def called_array(*args: Any) -> Any:
 PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "torch.serialization._get_layout": lambda name: LAYOUTS[str.__str__(name)],
     "torch.Size": lambda sizes=(): torch.Size(counts(sizes, "torch.Size")),
-    "torch.device": made_of(torch.device, str, int),
+    "torch.device": torch.device,
     "collections.OrderedDict": ordered_dict,
     "collections.defaultdict": default_dict,
     "collections.Counter": counter,
@@ -185,7 +174,7 @@ PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "builtins.bytes": lambda *args: bytes(byte_array(*args)),  # as Python 2 writes empty ones
     "builtins.set": plain_set,
     "builtins.frozenset": lambda items=(): frozenset(plain_set(items)),
-    "builtins.complex": made_of(complex, int | float, int | float),
+    "builtins.complex": complex,
     "numpy.ndarray": called_array,
     **{f"numpy.{core}.multiarray._reconstruct": empty_array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": scalar for core in ("core", "_core")},
