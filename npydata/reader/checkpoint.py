@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,6 @@ class TensorInfo:
     """Bytes of the storage before its first element."""
     file_offset: int | None
     """Bytes of the file before its first element; ``None`` for a tensor in chunks."""
-    names: tuple[str, ...] = field(repr=False)
-    """All names of the same elements, its own included."""
     kind: str = "dense"
     """``dense``, or the file's name for a dtype that torch lacks."""
     requires_grad: bool = False
@@ -209,7 +207,6 @@ class LazyCheckpoint(Mapping[str, torch.Tensor]):
             spec.storage.key if spec.chunks is None else None,
             spec.offset,
             file_offset,
-            self._alias_groups[spec_alias_key(spec)],
             spec.kind,
             spec.requires_grad,
             path,

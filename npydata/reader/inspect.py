@@ -45,7 +45,6 @@ def inspect_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
             row = {**vars(checkpoint.info(name)), "same_as": ties.get(name)}
             row["dtype"] = str(row["dtype"]).removeprefix("torch.")
             row["file"] = printable(row.pop("path"))
-            del row["names"]
             rows.append(row)
         metadata, other = typed_values(checkpoint.metadata)
         distinct = [row for row in rows if row["same_as"] is None]
