@@ -247,16 +247,6 @@ def limit_collisions(keys: Collection[Any]) -> list[Any]:
     return list(keys)
 
 
-def to_base64(content: bytes | bytearray) -> str:
-    """Return bytes as text."""
-    return base64.b64encode(content).decode()
-
-
-def from_base64(text: str) -> bytes:
-    """Return bytes that were written as text."""
-    return base64.b64decode(text, validate=True)
-
-
 def from_pairs(pairs: Any) -> dict[Any, Any]:
     """Return a dict whose keys are not all text."""
     limit_collisions([key for key, _ in pairs])
@@ -273,12 +263,13 @@ def state_dict(pair: Any) -> Any:
 KINDS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("$tuple", list, tuple),
     set: ("$set", limit_collisions, lambda items: set(limit_collisions(items))),
-    frozenset: ("$frozenset", limit_collisions, lambda items: frozenset(limit_collisions(items))),
     Counter: ("$counter", dict, lambda items: Counter({**items})),
     OrderedDict: ("$ordered", dict, lambda items: OrderedDict({**items})),
-    bytes: ("$bytes", to_base64, from_base64),
-    bytearray: ("$bytearray", to_base64, lambda text: bytearray(from_base64(text))),
-    complex: ("$complex", lambda value: [value.real, value.imag], lambda pair: complex(*pair)),
+    bytes: (
+        "$bytes",
+        lambda content: base64.b64encode(content).decode(),
+        lambda text: base64.b64decode(text, validate=True),
+    ),
     torch.Size: ("$size", list, lambda sizes: torch.Size(counts(sizes, "a size"))),
     torch.dtype: ("$dtype", str, DTYPES.__getitem__),
     torch.device: ("$device", str, torch.device),
