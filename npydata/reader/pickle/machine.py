@@ -96,7 +96,7 @@ class PickleMachine(pickle._Unpickler):
 
     def load_append(self) -> None:
         """Append the newest value to a list."""
-        self.fill(list, self.pop(1))
+        self.fill(list, [self.stack.pop()])
 
     def load_appends(self) -> None:
         """Append the values since the mark to a list."""
@@ -104,7 +104,8 @@ class PickleMachine(pickle._Unpickler):
 
     def load_setitem(self) -> None:
         """Store the newest pair in a dictionary."""
-        self.fill(dict, self.pop(2))
+        value, key = self.stack.pop(), self.stack.pop()
+        self.fill(dict, [key, value])
 
     def load_setitems(self) -> None:
         """Store the pairs since the mark in a dictionary."""
@@ -113,14 +114,6 @@ class PickleMachine(pickle._Unpickler):
     def load_additems(self) -> None:
         """Add the values since the mark to a set."""
         self.fill(set, self.pop_mark())
-
-    def pop(self, count: int) -> list[Any]:
-        """Remove the newest values and return them."""
-        if len(self.stack) < count:
-            raise ValueError(f"needs {count} values, {len(self.stack)} are there")
-        items = self.stack[-count:]
-        del self.stack[-count:]
-        return items
 
     def fill(self, kind: type, items: list[Any]) -> None:
         """Put values into the newest container; an unresolved object only records them."""
