@@ -13,8 +13,10 @@ import torch
 
 from npydata.errors import CheckpointError
 from npydata.reader.file import FormatError
-from npydata.reader.formats.safetensors import Layout, lay_out
+from npydata.reader.formats.safetensors import NOTES, Layout, lay_out
 from npydata.reader.formats.training import encode
+from npydata.reader.names import CONTAINERS, SETS, lengths
+from npydata.reader.pickle.budget import UNITS_PER_ENTRY
 from npydata.reader.pickle.objects import TensorSpec, brief
 from npydata.reader.tensor import is_contiguous, read_part, sliced
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
@@ -65,7 +67,7 @@ def convert(
     texts = {
         name: values.pop(name)
         for name, value in [*values.items()]
-        if isinstance(value, str) and checkpoint.format == "safetensors"
+        if isinstance(value, str) and checkpoint.format == "safetensors" and name != NOTES
     }
     layouts = []
     for group in cut(specs, shard_size or math.inf):
@@ -126,6 +128,8 @@ def typed_values(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     for name in metadata:
         try:
             value = metadata[name]
+            if left > 0 and isinstance(value, (*CONTAINERS, *SETS)):
+                left -= UNITS_PER_ENTRY * sum(lengths(value))
             typed = encode(value) if left > 0 else None
             left -= len((json.dumps(typed) + name).encode())
             if left > 0:

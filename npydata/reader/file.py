@@ -79,7 +79,8 @@ def malformed_means(what: str) -> Iterator[None]:
     try:
         yield
     except (*MALFORMED, FormatError) as error:
-        raise FormatError(f"{what}: {error!s:.300}") from None
+        why = str(error).partition("\n")[0]
+        raise FormatError(f"{what}: {why:.300}") from None
 
 
 def require_inside(offset: int, nbytes: int, size: int) -> None:
@@ -196,6 +197,12 @@ OPEN_FILES: "deque[weakref.ref[LocalFile]]" = deque()
 """Open files, oldest first: :class:`LocalFile` closes the oldest when too many are open."""
 
 
+def forget(file: "weakref.ref[LocalFile]") -> None:
+    """Count a file that is gone no longer."""
+    with suppress(IndexError, ValueError):  # another thread took it
+        OPEN_FILES.remove(file)
+
+
 class LocalFile(File):
     """A regular file, open for reading until :meth:`close`.
 
@@ -233,7 +240,7 @@ class LocalFile(File):
         if hasattr(os, "posix_fadvise"):  # read only the pages that are asked for
             os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
         self.size, self.identity, self._descriptor = status.st_size, identity(status), descriptor
-        OPEN_FILES.append(weakref.ref(self))
+        OPEN_FILES.append(weakref.ref(self, forget))
         while len(OPEN_FILES) > max(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3):
             with suppress(IndexError):  # another thread took it
                 if (oldest := OPEN_FILES.popleft()()) is not None:

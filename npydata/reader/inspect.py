@@ -4,6 +4,7 @@ No tensor is read, and no code in the file is run. Names and values come from th
 hostile: what is printed can't control the terminal, and each entry fits on a line.
 """
 
+import json
 import math
 import os
 from collections.abc import Iterator
@@ -13,9 +14,7 @@ from typing import Any
 from npydata.reader.convert import typed_values
 from npydata.reader.formats import START_BYTES
 from npydata.reader.formats.dcp import METADATA
-from npydata.reader.formats.training import decode
 from npydata.reader.open import INDEX, formats_of, open_checkpoint
-from npydata.reader.pickle.objects import brief
 from npydata.reader.remote import is_url
 from npydata.system.progress import harmless, human_bytes, printable
 
@@ -100,7 +99,7 @@ def rows_of(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         kind = "" if row["kind"] == "dense" else f"  {row['kind']}"
         said = f"{list(row['shape'])}  {row['dtype']}  {human_bytes(row['nbytes'])}{kind}"
         yield row["name"], said if row["same_as"] is None else f"= {row['same_as']}"
-    yield from ((name, brief(decode(value))) for name, value in report["metadata"].items())
+    yield from ((name, json.dumps(value)) for name, value in report["metadata"].items())
     yield from report["other"].items()
 
 

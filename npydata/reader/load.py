@@ -6,12 +6,13 @@ another dtype, say) is read afterwards and copied, a tensor or chunk at a time.
 """
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from mmap import PAGESIZE
+from typing import Any
 
 import numpy as np
 import torch
@@ -253,20 +254,23 @@ def comparisons(
 
     They cover the ranges that hold a wanted byte or a header; with ``whole``, all ranges.
     """
-    wanted = [(name, one) for name, spec in specs.items() for one in extents_of(spec)]
+    wanted, into = defaultdict[File, list[Any]](list), defaultdict[File, list[Read]](list)
+    for name, spec in specs.items():
+        for one in extents_of(spec):
+            wanted[one.file].append((name, one))
+    for read in reads:
+        into[read.file].append(read)
     for file in files:
         for begin, end, crc in ranges[file]:
             names = [
                 name
-                for name, one in wanted
-                if one.file is file and one.offset < end and begin < one.offset + one.nbytes
+                for name, one in wanted[file]
+                if one.offset < end and begin < one.offset + one.nbytes
             ]
             inside = [
                 part
-                for read in reads
-                if read.file is file
-                and read.offset < end
-                and (part := part_of(read, begin, end)).nbytes
+                for read in into[file]
+                if read.offset < end and (part := part_of(read, begin, end)).nbytes
             ]
             if names or begin == 0 or whole:
                 yield end - begin, partial(compare, file, begin, end, crc, names, inside)

@@ -29,27 +29,32 @@ def flatten(root: Any) -> dict[str, Any]:
 
     Raises:
         FormatError: There are more entries than the budget allows, or containers are nested too
-            deep, or contain themselves. An object may: there it has no parts.
+            deep, or contain themselves. Objects may lead back to each other: inside an object,
+            another one has parts at one place only, and far inside, none.
     """
     named: dict[str, Any] = {}
-    waiting: list[tuple[str, tuple[int, ...], Any]] = [("", (), root)]
+    waiting: list[tuple[str, int, set[int], Any]] = [("", 0, set(), root)]
     while waiting:
-        name, above, value = waiting.pop()
-        value = built(value)
-        is_inside_itself = isinstance(value, UnresolvedObject) and id(value) in above
-        inner = [] if is_inside_itself else list(parts(value))
+        name, depth, opened, value = waiting.pop()
+        value, is_closed = built(value), False
+        if isinstance(value, UnresolvedObject) and not is_module(value):
+            is_closed = bool(opened) and (id(value) in opened or depth > MAX_DEPTH // 2)
+            opened = opened or set()
+            opened.add(id(value))
+        inner = [] if is_closed else list(parts(value))
         looked_through = [value] if isinstance(value, SETS) else containers(value)
         BUDGET.spend((UNITS_PER_ENTRY + len(name)) * len(inner) + len(name))
         for length in chain.from_iterable(map(lengths, looked_through)):
             BUDGET.spend(length)
-        if inner and len(above) >= MAX_DEPTH:
+        if isinstance(value, TensorSpec):
+            BUDGET.spend(UNITS_PER_ENTRY * len(value.shape))
+        if inner and depth >= MAX_DEPTH:
             raise FormatError(f"its containers are nested more than {MAX_DEPTH} deep")
         if is_entry(value, inner):
             named[free_name(name, named)] = value
-        inside = (*above, id(value))
         for key, part in reversed(inner):
             text = key if isinstance(key, str) else brief(key)
-            waiting.append((f"{name}.{text}" if above else text, inside, part))
+            waiting.append((f"{name}.{text}" if depth else text, depth + 1, opened, part))
     return named
 
 
@@ -81,7 +86,9 @@ def parts(value: Any) -> Iterator[tuple[Any, Any]]:
         if is_module(value):  # None for a missing bias, say
             hidden = value.state.get(NOT_SAVED)
             hidden = hidden if isinstance(hidden, SETS) else ()
-            yield from ((k, v) for k, v in one.items() if v is not None and k not in hidden)
+            for key, part in one.items():
+                if part is not None and not (type(key) is str and key in hidden):
+                    yield key, part
         elif isinstance(one, dict):  # OmegaConf's objects lead back to all that they are in
             is_object = isinstance(value, UnresolvedObject)
             yield from (pair for pair in one.items() if not (is_object and pair[0] == "_parent"))
@@ -121,13 +128,23 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
     return name
 
 
-def nest(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return containers as they are nested in the file, with ``leaf(value)`` for each entry."""
-    value = built(value)
-    inner = list(parts(value))
-    if is_entry(value, inner):
-        return leaf(value)
-    if isinstance(value, list | tuple):
-        made = [nest(part, leaf) for _, part in inner]
-        return tuple(made) if isinstance(value, tuple) else made
-    return {key: nest(part, leaf) for key, part in inner}
+def nest(root: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return containers as they are nested in the file, with ``leaf(value)`` for each entry.
+
+    What is one object in the file is one in the tree.
+    """
+    made: dict[int, Any] = {}
+
+    def nested(said: Any) -> Any:
+        if id(said) not in made:
+            value = built(said)
+            inner = list(parts(value))
+            if is_entry(value, inner):
+                made[id(said)] = leaf(value)
+            elif isinstance(value, list | tuple):
+                made[id(said)] = type(value)(nested(part) for _, part in inner)
+            else:
+                made[id(said)] = {key: nested(part) for key, part in inner}
+        return made[id(said)]
+
+    return nested(root)

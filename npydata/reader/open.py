@@ -261,7 +261,7 @@ def open_training(folder: Folder) -> Contents:
     root["manifest"] = {"step": manifest.step, "sequence": manifest.sequence}
     for one in parts.values():
         checksums |= one.checksums
-    BUDGET.allow(sum(entry.size for entry in manifest.files.values()))
+    BUDGET.allow(sum(file.size for file in checksums))
     return Contents(
         "npydata",
         [*checksums],

@@ -110,7 +110,7 @@ def fetch_by_http(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:
             version = int(place[2]), tag or answer.headers.get("Last-Modified")
             return answer.read(nbytes + 1)[:nbytes], version
     except (OSError, ValueError, HTTPException) as error:  # no such file or host, a timeout
-        raise FormatError(f"can't be fetched: {error!r:.200}") from None
+        raise FormatError(f"can't be fetched: {error!s:.200}") from None
 
 
 def fetch_by_driver(url: str, offset: int, nbytes: int) -> tuple[bytes, Version]:

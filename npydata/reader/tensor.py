@@ -72,7 +72,8 @@ def byte_span(view: View, itemsize: int) -> tuple[int, int]:
 def span_of(spec: TensorSpec) -> tuple[int, int]:
     """Return where a tensor's span of its storage begins and ends, in bytes."""
     _, nbytes = byte_span((spec.shape, spec.stride, 0), spec.dtype.itemsize)
-    return spec.offset, spec.offset + nbytes
+    first = min(spec.offset, spec.storage.nbytes)  # an empty one may begin beyond the end
+    return first, first + nbytes
 
 
 def extents_of(spec: TensorSpec) -> list[Extent]:

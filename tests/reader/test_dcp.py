@@ -276,6 +276,8 @@ WRONG = {
     "parts_of_many_items": lambda m: [
         m.value(f"v{k}", [[[]] * 290] * 290) for k in range(9)],
     "long_name_of_many_parts": lambda m: m.value("n" * 50_000, [[]] * 60_000),
+    "name_that_is_a_text_again_and_again": lambda m: m.described.update(
+        {("a" * 100_000,) * 2_000: BytesStorageMetadata()}),
     "name_that_is_a_number": lambda m: m.described.update({7: BytesStorageMetadata()}),
 }  # fmt: skip
 
@@ -308,6 +310,14 @@ def test_a_chunk_that_is_not_what_the_metadata_says_is_refused(made, held):
         pytest.raises(CheckpointError, match=r"__2_0\.distcp has"),
     ):
         checkpoint["w"]
+
+
+def test_a_tensor_that_is_lazily_conjugated_is_read(tmp_path):
+    state = {"c": torch.tensor([1 + 2j, 3 - 1j]).conj()}
+    dcp.save(state, checkpoint_id=tmp_path / "a", no_dist=True)
+    with open_checkpoint(tmp_path / "a") as checkpoint:
+        assert torch.equal(checkpoint["c"], state["c"])
+        assert torch.equal(checkpoint.load()["c"], state["c"])
 
 
 def test_a_tensor_of_no_elements_may_have_no_chunks(made):

@@ -1,12 +1,13 @@
 """Every way of reading a checkpoint shows what torch loads from it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,32 @@ def test_tensors_in_objects_that_lead_back_to_themselves_are_read(tmp_path):
     with open_checkpoint(saved({"config": Node(), "w": torch.ones(3)}, tmp_path / "a.pt")) as found:
         assert {name: len(one) for name, one in found.items()} == {"config.weight": 2, "w": 3}
         assert found.tree()["w"].shape == (3,)
+    peers = [Node() for _ in range(150)]
+    for one in peers[:9]:
+        one.children = peers[:9]
+    for one, after in pairwise(peers[9:]):
+        one.children = [after]
+    path = saved({"all": peers[0], "first": peers[9], "w": torch.ones(3)}, tmp_path / "b.pt")
+    with open_checkpoint(path) as found:
+        assert sum(name.startswith("all") for name in found) == 9
+        assert found["w"].shape == (3,)
+
+
+def test_an_empty_view_may_begin_beyond_its_storage(tmp_path):
+    state = {"empty": torch.ones(4, 5)[4:][:, 3:], "w": torch.ones(1)}
+    with open_checkpoint(saved(state, tmp_path / "a.pt")) as checkpoint:
+        assert checkpoint.load()["empty"].shape == checkpoint.get_slice("empty")[:].shape == (0, 2)
+        checkpoint.load(into={name: value.clone() for name, value in state.items()})
+
+
+def test_files_that_are_gone_close_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (60, 60))
+    path, other = (saved({"w": torch.ones(2)}, tmp_path / name) for name in ("a.pt", "b.pt"))
+    with open_checkpoint(path) as checkpoint:
+        path.unlink()
+        for _ in range(20):
+            open_checkpoint(other).close()
+        assert checkpoint["w"].tolist() == [1, 1]
 
 
 def test_text_of_numpy_is_data(tmp_path):

@@ -42,7 +42,8 @@ def read_dcp(folder: Folder) -> Contents:
     others: dict[str, Item] = {}
     with malformed_means(f"{METADATA} is not as torch writes it"):
         items = read_items(folder, said.state["storage_data"])
-        for name, one in said.state["state_dict_metadata"].items():
+        for key, one in said.state["state_dict_metadata"].items():
+            name = str.__str__(key)  # of a tuple, an error would say it all
             if one.qualname == BYTES:
                 others[name] = items[name, ""]
                 continue
@@ -50,7 +51,7 @@ def read_dcp(folder: Folder) -> Contents:
             # 2 more per dimension; torch writes 136 bytes for a matrix's chunk.
             entries = len(one.state["chunks"]) * (8 + 2 * len(one.state["size"]))
             BUDGET.spend(UNITS_PER_ENTRY * entries)
-            root[str.__str__(name)] = read_chunks(name, one, items)
+            root[name] = read_chunks(name, one, items)
     unknown = {name for name in machine.unknown if not name.startswith(EXPECTED_PREFIXES)}
     for name, item in others.items():
         unknown |= item.contents.unknown
@@ -82,12 +83,11 @@ class Item:
         spec, name = self.contents.root, self.part.file.path.name
         if not isinstance(spec, TensorSpec):
             raise FormatError(f"{name} has {brief(spec)} for a chunk")
-        nbytes = math.prod(shape) * dtype.itemsize
-        is_plain = not (spec.conj or spec.neg) and nbytes <= spec.storage.nbytes
-        if (spec.dtype, spec.shape) != (dtype, shape) or not is_plain:
+        is_expanded = math.prod(shape) * dtype.itemsize > spec.storage.nbytes
+        if (spec.dtype, spec.shape) != (dtype, shape) or is_expanded:
             raise FormatError(
                 f"{name} has a chunk of {spec.dtype} {list(spec.shape)}, by its "
-                f"metadata a plain one of {dtype} {list(shape)}"
+                f"metadata one of {dtype} {list(shape)} that is not expanded"
             )
         return spec
 

@@ -47,6 +47,9 @@ class PickleMachine(pickle._Unpickler):
     stack: list[Any]
     metastack: list[list[Any]]
     pop_mark: Callable[[], list[Any]]
+    memo: dict[int, Any]
+    read: Callable[[int], bytes]
+    _unframer: Any
     load_binbytes8: Callable[[], None]
 
     def __init__(self, content: bytes, load_id: Callable[[Any], Any]) -> None:
@@ -65,8 +68,9 @@ class PickleMachine(pickle._Unpickler):
         BUDGET.deadline = time.thread_time() + BUDGET.seconds
         try:
             value = self.load()
-            if self.stack or self.metastack:
-                raise ValueError("more than one value is left at the end")
+            frame = self._unframer.current_frame
+            if self.stack or self.metastack or (frame and frame.read()):
+                raise ValueError("more than one value is left at the end, or its frame goes on")
         except (*MALFORMED, EOFError, pickle.UnpicklingError) as error:
             at = self.file.tell()
             raise FormatError(
@@ -86,6 +90,13 @@ class PickleMachine(pickle._Unpickler):
         """Read it as bytes: Python would allocate it before it is read."""
         self.load_binbytes8()
         self.stack.append(bytearray(self.stack.pop()))
+
+    def load_long_binput(self) -> None:
+        """Put the newest value into the memo, in order: other numbers could be made to collide."""
+        (index,) = struct.unpack("<I", self.read(4))
+        if index > len(self.memo) + 1:  # Python 2 counts from 1
+            raise ValueError(f"index {index:,} of a memo of {len(self.memo):,} values")
+        self.memo[index] = self.stack[-1]
 
     # Containers
 

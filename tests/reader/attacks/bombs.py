@@ -16,6 +16,7 @@ from pickle_code import (
     SETITEMS,
     Code,
     binstring,
+    build,
     bytearray8,
     bytes8,
     call,
@@ -251,12 +252,38 @@ def counters_of_keys_with_one_hash():
     return head + unicode("a" * 500_000) + POP + list_of(again)
 
 
+def hidden_names_with_one_hash():
+    """A module, listed 60 times, whose hidden parameters are numbers with one hash."""
+    groups = {
+        "_parameters": Code(dict_of(multiples(5_000, b"K\1"))),
+        "_buffers": {},
+        "_modules": {},
+        "_non_persistent_buffers_set": Code(set_of(multiples(5_000))),
+    }
+    module = kept(build(call("made.up.Module"), groups), 0)
+    return module + unicode("a" * 900_000) + POP + list_of(get(0) * 60)
+
+
+def lists_that_are_refused_at_their_end():
+    """A list, under 140 names, of 100,000 references to bytes, and a set that no JSON holds."""
+    long = get(0) * 100_000 + call("builtins.frozenset", [1])
+    again = kept(bytes8(b"a"), 0) + kept(list_of(long), 1)
+    return again + unicode("a" * 700_000) + POP + list_of(get(1) * 140)
+
+
 in_zip({
+    "many_names_of_62_dimensions": kept(
+        tensor(storage("0", 4), 0, (1,) * 62 + (4,), (2**63 - 1,) * 62 + (1,)), 0
+    ) + list_of(get(0) * 500_000),
     "dictionaries_of_pairs_with_one_hash": dictionaries_of_pairs_with_one_hash,
     "counters_of_keys_with_one_hash": counters_of_keys_with_one_hash,
     "members_with_equal_texts": members_with_equal_texts,
 })  # fmt: skip
 harmless_in_zip({  # these cost some seconds where they are read
+    "hidden_names_with_one_hash": hidden_names_with_one_hash,
+    "lists_that_are_refused_at_their_end": lists_that_are_refused_at_their_end,
+    "one_set_with_one_hash_under_many_names": lambda: kept(set_of(multiples(10_000)), 0)
+        + unicode("a" * 800_000) + POP + list_of(get(0) * 50),
     "pairs_with_one_hash": lambda: dict_of(pairs_with_one_hash()),
     "members_that_are_pairs_with_one_hash": lambda: set_of(pairs_with_one_hash(b"")),
     "members_with_one_text": members_with_one_text,

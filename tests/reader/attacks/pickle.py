@@ -78,6 +78,8 @@ pickles(
         "protocol_twice": b"\x80\x02N0\x80\x05N.",  # change the protocol midway
         # end a frame in an opcode
         "frame_shorter_than_it_is": program(frame(value("a"), 1), protocol=4),
+        # go on behind the pickle, in what comes next
+        "frame_longer_than_it_is": program(frame(value("a"), 40), protocol=4),
         # have a huge frame read
         "frame_beyond_the_file": program(frame(NONE, 2**62), protocol=4),
     },
@@ -96,7 +98,6 @@ pickles(
 programs(
     harmless,
     {
-        "memo_at_2_to_32": b"Nr\xff\xff\xff\xff",  # have a huge memo made
         # set attributes of a dict
         "build_on_a_dict": EMPTY_DICT + value({"a": 1}) + BUILD,
         "build_on_a_number": b"K\1" + value({"a": 1}) + BUILD,  # set attributes of 1
@@ -137,6 +138,7 @@ programs(
         "mark_left": NONE + MARK,  # leave a mark behind
         "value_behind_a_mark_left": MARK + NONE,  # end with one value, behind a mark
         "unknown_opcode": b"\xff" + NONE,  # use an opcode that isn't one
+        "memo_at_2_to_32": b"Nr\xff\xff\xff\xff",  # have a huge memo made
         "memo_never_set": get(5),  # recall what was never kept
         "odd_setitems": EMPTY_DICT + b"(K\1K\2K\3u",  # store a key without a value
         "list_as_a_key": EMPTY_DICT + EMPTY_LIST + NONE + SETITEM,  # use a list as a key
