@@ -14,7 +14,9 @@ from typing import Any
 from npydata.reader.convert import typed_values
 from npydata.reader.formats import START_BYTES
 from npydata.reader.formats.dcp import METADATA
+from npydata.reader.formats.training import decode
 from npydata.reader.open import INDEX, formats_of, open_checkpoint
+from npydata.reader.pickle.objects import brief
 from npydata.reader.remote import is_url
 from npydata.system.progress import harmless, human_bytes, printable
 
@@ -99,7 +101,9 @@ def rows_of(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         kind = "" if row["kind"] == "dense" else f"  {row['kind']}"
         said = f"{list(row['shape'])}  {row['dtype']}  {human_bytes(row['nbytes'])}{kind}"
         yield row["name"], said if row["same_as"] is None else f"= {row['same_as']}"
-    yield from ((name, json.dumps(value)) for name, value in report["metadata"].items())
+    for name, value in report["metadata"].items():
+        text = json.dumps(value)  # a long one could cost seconds to decode
+        yield name, brief(decode(value)) if len(text) < 1000 else text
     yield from report["other"].items()
 
 
