@@ -39,7 +39,8 @@ class PickleMachine(pickle._Unpickler):
     """Runs the opcodes of a pickle.
 
     The inherited loop looks each opcode up in ``dispatch``, which has the methods here and, for
-    opcodes that only build plain values, the inherited ones.
+    opcodes that only build plain values, the inherited ones. Only ``OPCODES`` are in it: whatever
+    else a version of Python knows is refused.
 
     ``load_id(id)`` returns the object for a persistent id: torch's are storages.
     """
