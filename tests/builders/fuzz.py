@@ -85,6 +85,9 @@ EXPLAINED = {
     "nor whether it is an integer": "an integer is required",
     "nor whether it is one number": "only integer scalar arrays",
     "nor its size": "Maximum allowed dimension",
+    "nor whether there is memory for it": "Unable to allocate",
+    "nor whether it is a key": "unhashable type: 'numpy.ndarray'",
+    "nor whether something is stored in it": "are valid indices",
     "nor its sign": "negative dimensions are not allowed",
     "nor its dtype, where that is a tuple": "Tuple must have size",
     "nor its dtype": "not understood",
@@ -92,6 +95,8 @@ EXPLAINED = {
     "nor whether it is one that can be called so": "too many values to unpack",
     "a parameter may have no attributes": "_rebuild_parameter_with_state() missing",
     "the number of a zip file's disk is not looked at": "unsupported multid",
+    "nor what a defaultdict would call": "must be callable or None",
+    "nor whether the last entry of a zip directory ends with it": "archive is corrupted",
     "one storage typed and untyped has each tensor's own dtype": "storage that is not resizable",
 }
 """Why something is shown that torch does not load, by words of torch's error."""
