@@ -96,7 +96,7 @@ EXPLAINED = {
     "a parameter may have no attributes": "_rebuild_parameter_with_state() missing",
     "the number of a zip file's disk is not looked at": "unsupported multid",
     "nor what a defaultdict would call": "must be callable or None",
-    "nor whether the last entry of a zip directory ends with it": "archive is corrupted",
+    "nor whether the last entry of a zip directory ends with it": "invalid header or",
     "one storage typed and untyped has each tensor's own dtype": "storage that is not resizable",
 }
 """Why something is shown that torch does not load, by words of torch's error."""
