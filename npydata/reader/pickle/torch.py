@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from npydata.reader.file import FormatError
-from npydata.reader.pickle.budget import BUDGET
+from npydata.reader.pickle.budget import BUDGET, UNITS_PER_ENTRY
 from npydata.reader.pickle.objects import (
     MAX_COUNT,
     Global,
@@ -232,7 +232,7 @@ def require_attributes(state: Any) -> None:
     for one in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if not isinstance(one, dict | None):
             raise FormatError(f"sets {brief(one)} on a tensor, expected attributes by name")
-        BUDGET.spend(len(one or ()))
+        BUDGET.spend(UNITS_PER_ENTRY * len(one or ()))
         for name in one or ():
             there = getattr(torch.nn.Parameter, str(name), None)  # a method, such as mean, may go
             if not isinstance(name, str) or name[:2] == "__" or isdatadescriptor(there):
