@@ -87,7 +87,6 @@ EXPLAINED = {
     "nor its size": "Maximum allowed dimension",
     "nor whether there is memory for it": "Unable to allocate",
     "nor whether it is a key": "unhashable type: 'numpy.ndarray'",
-    "nor whether something is stored in it": "are valid indices",
     "nor its sign": "negative dimensions are not allowed",
     "nor its dtype, where that is a tuple": "Tuple must have size",
     "nor its dtype": "not understood",

@@ -20,7 +20,7 @@ from npydata.reader.file import MALFORMED, Extent, FormatError
 from npydata.reader.pickle.budget import BUDGET
 from npydata.reader.pickle.objects import Global, TensorSpec, UnresolvedObject, brief
 from npydata.reader.pickle.plain import add, update
-from npydata.reader.pickle.torch import DTYPES, KNOWN, reduce
+from npydata.reader.pickle.torch import DTYPES, KNOWN, NUMPY, reduce
 
 OPCODES = (
     "PROTO FRAME STOP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG1 BINFLOAT "
@@ -130,7 +130,7 @@ class PickleMachine(pickle._Unpickler):
     def fill(self, kind: type, items: list[Any]) -> None:
         """Put values into the newest container; an unresolved object only records them."""
         target = self.stack[-1]
-        if isinstance(target, UnresolvedObject):
+        if isinstance(target, UnresolvedObject) and target.qualname not in NUMPY:
             target = target.pairs if kind is dict else target.items
         elif not isinstance(target, kind):
             raise ValueError(f"adds items to {brief(target)}, expected a {kind.__name__}")

@@ -108,8 +108,6 @@ def built(made: Any) -> Any:
     A dtype must be of numbers, bytes or text, as numpy writes it. An array is read-only, over the
     pickle's own bytes.
     """
-    if not isinstance(made, UnresolvedObject) or made.items or made.pairs:
-        return made
     match made:
         case UnresolvedObject("numpy.dtype", (str(code), *_)) if PLAIN_DTYPE.fullmatch(code):
             for one in (np.dtype(code), np.dtype(code).newbyteorder()):

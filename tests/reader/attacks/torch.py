@@ -149,6 +149,7 @@ harmless(shown, {
     "array_a_key": value({EMPTY_ARRAY: 1}),
 })  # fmt: skip
 refused(shown, {
+    "pairs_stored_in_a_dtype": numpy_dtype() + value("a") + value(1) + SETITEM,
     "pairs_stored_in_a_list": call("builtins.list") + value("a") + value(1) + SETITEM,
     # memory that nobody wrote, for the flags of a tensor
     "a_state_set_on_a_called_tensor": build(call(TENSOR, 2, True), (True, False, None)),
