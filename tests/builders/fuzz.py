@@ -94,6 +94,7 @@ EXPLAINED = {
     "nor whether it is one that can be called so": "too many values to unpack",
     "a parameter may have no attributes": "_rebuild_parameter_with_state() missing",
     "the number of a zip file's disk is not looked at": "unsupported multid",
+    "nor what a dtype of numpy is called with": "dtype() missing required",
     "nor what a defaultdict would call": "must be callable or None",
     "nor whether the last entry of a zip directory ends with it": "invalid header or",
     "one storage typed and untyped has each tensor's own dtype": "storage that is not resizable",
