@@ -18,11 +18,12 @@ from npydata.reader.formats.training import encode
 from npydata.reader.names import CONTAINERS, SETS, lengths
 from npydata.reader.pickle.budget import UNITS_PER_ENTRY
 from npydata.reader.pickle.objects import TensorSpec, brief
-from npydata.reader.tensor import is_contiguous, read_part, sliced
+from npydata.reader.tensor import extents_of, is_contiguous, read_part, sliced
 from npydata.system.atomic import replacing, replacing_folder, wrong_suffix
 from npydata.system.progress import ProgressBar
 
-CHUNK_BYTES = 1 << 24
+CHUNK_BYTES, LARGE_CHUNK_BYTES = 1 << 20, 1 << 24
+"""Memory of this size is reused; much larger chunks cost new pages each time."""
 MAX_GROWTH = 8
 """How many times larger than the source the tensors may be once expanded ones are written out."""
 MAX_VALUES = 1 << 24
@@ -75,12 +76,12 @@ def convert(
         described = {name: (spec.dtype, spec.shape) for name, spec in group.items()}
         layouts.append(lay_out(described, {"ties": tied, "values": values}, texts))
     with closing(ProgressBar("converting", wanted, "B", show=progress)) as bar:
-        if shard_size is None:
-            with replacing(dst) as out:
+        opened: Any = replacing(dst) if shard_size is None else replacing_folder(dst)
+        with opened as out:
+            if shard_size is None:
                 write_file(out, layouts[0], specs, bar)
-        else:
-            with replacing_folder(dst) as folder:
-                write_folder(folder, layouts, specs, bar)
+            else:
+                write_folder(out, layouts, specs, bar)
     nbytes = sum(layout.nbytes for layout in layouts)
     return Converted(len(specs) + len(ties), len(ties), nbytes, tuple(left_out))
 
@@ -170,11 +171,17 @@ def write_file(
 
 
 def blocks(spec: TensorSpec) -> Iterator[torch.Tensor]:
-    """Yield the elements of a tensor in order, about a chunk at a time."""
+    """Yield the elements of a tensor in order, about a chunk at a time.
+
+    Chunks are larger where each costs more: a request, or reads from all over the tensor.
+    """
+    most = LARGE_CHUNK_BYTES
     if spec.chunks is None and is_contiguous(spec.shape, spec.stride):
         spec = replace(spec, shape=(math.prod(spec.shape),), stride=(1,))
+        if not extents_of(spec)[0].file.is_remote:
+            most = CHUNK_BYTES
     row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
-    rows = max(1, CHUNK_BYTES // max(1, row))
+    rows = max(1, most // max(1, row))
     for begin in range(0, math.prod(spec.shape[:1]) if row else 0, rows):
         part = (slice(begin, begin + rows),)[: len(spec.shape)]  # a scalar has no rows
         yield read_part(sliced(spec, part)).resolve_conj().resolve_neg()
