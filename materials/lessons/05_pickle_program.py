@@ -560,7 +560,7 @@ card("not every error", mine=...)
 
 **The number to remember**: **3** kinds of opcodes can do more than move values: they name something, fetch something, or call something. Your machine only writes down what they ask for.
 
-**Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) takes what pushes a plain value from Python's own, and overrides what imports, calls or fills as you did; it has the opcodes of protocols 2 to 5, and limits on what a file may ask for.
+**Yours to keep**: `lab/mine/reader.py`. The library's [machine](../npydata/reader/pickle/machine.py) inherits the opcodes that push plain values from Python's own unpickler, and handles names, calls and containers as yours does; it has the opcodes of protocols 2 to 5, and limits on what a file may ask for.
 
 **The next pain.** You know what is in the file, but not where. `zipfile` would find the numbers for you, but it copies the whole storage. Lesson 06 finds the place in the file itself, even in files that aren't archives, and reads a corner of a matrix from that corner's bytes alone.
 

@@ -153,9 +153,10 @@ def kind_of(path: Path, names: list[str]) -> str | None:
     """Return which tool wrote a file or folder, by its names; None if it is not a checkpoint."""
     if not path.is_dir():
         if path.suffix == ".bin" and not path.name.startswith("pytorch_model"):
-            file = LocalFile(path)
-            start = file.read(0, min(START_BYTES, file.size))
-            return "torch" if formats_of(start) else None  # or it has tokens
+            if not path.is_file():  # opening a pipe would wait
+                return None
+            with path.open("rb") as file:
+                return "torch" if formats_of(file.read(START_BYTES)) else None  # or it has tokens
         return FILES.get(suffix_of(path))
     names = [*names, f"{path.name}/"]
     for kind, patterns in FOLDERS:

@@ -220,6 +220,7 @@ def test_links_notes_and_folders_of_other_users_are_no_checkpoints(tmp_path, mon
     (tmp_path / "model_9.pt").symlink_to("/etc/passwd")
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
+    os.mkfifo(tmp_path / "pipe.bin")
     (tmp_path / "tokens.bin").write_bytes(bytes(100))
     for name in ("lost+found", "step-9"):
         (tmp_path / name).mkdir(0)

@@ -106,9 +106,8 @@ class StorageTable:
         self.require_same(key, nbytes)
         made = TypedStorage(Storage(key, nbytes), dtype, (numel,), (1,))
         first = self.storages.setdefault(key, made).storage
-        typed = TypedStorage(
-            first, dtype, (numel,), (1,)
-        )  # with this id's dtype, as torch does since 2.15
+        # With this id's dtype, as torch does since 2.15.
+        typed = TypedStorage(first, dtype, (numel,), (1,))
         if not view or view[0] is None:
             return typed
         key, start, numel = view[0]
